@@ -35,7 +35,7 @@ LOOPBACK, BETWEEN_NODES = "loopback", "inter"
 class Request:
     """What to measure. transport: measure links over it; None: no links. join: measure links to the server
     of the job that the environment names, not to one started here. inter: the link between nodes, if given. trace: a training's trace file of
-    another profiler."""
+    another profiler; time_codecs: whether the usual codecs are timed here, quickly, if that training was on a CPU and ``codecs`` names none."""
 
     model: str | None
     gpu: str
@@ -48,6 +48,7 @@ class Request:
     join: bool
     inter: Link | None
     trace: Path | None = None
+    time_codecs: bool = False
 
     def __post_init__(self) -> None:
         if self.command and self.model is not None:
@@ -73,9 +74,9 @@ def measure(request: Request, bar: bool) -> Profile:
     """All that was asked for. bar: show progress on a terminal. Raises JobFailed, PsgcError for a wrong kernel, UsageError for an unknown model."""
     found = _tensors(request)
     trips = _trips(request, bar)
-    measured = _curves(request.codecs, CURVE_SIZES, bar)
+    measured = _curves(request.codecs, CURVE_SIZES, bar) or _beside_trace(request, found, bar)
     codecs = {name: {**found.codecs.get(name, {}), **measured.get(name, {})} for name in {**found.codecs, **measured}}
-    if measured and request.model is not None:
+    if measured and (request.model is not None or request.trace is not None):
         found = replace(found, source=f"{found.source}; codecs on the CPU measured on {machine()}", date=_now())
     if trips is None:
         return replace(found, codecs=codecs)
@@ -129,6 +130,18 @@ def _curves(codecs: Sequence[str], sizes: Sequence[int], bar: bool) -> Curves:
         on_cpu = measure_curves(codecs, sizes, advance)
     on_gpu = _gpu_curves(codecs, sizes, bar)
     return {name: {**curves, **on_gpu.get(name, {})} for name, curves in on_cpu.items()}
+
+
+def _beside_trace(request: Request, found: Profile, bar: bool) -> Curves:
+    """Times of the usual codecs on this machine, for a trace of a training on a CPU, which has none; a few passes each, as running jobs time them."""
+    if request.trace is None or not request.time_codecs or found.device != "cpu":
+        return {}
+    from psgc.launch.profiling.curves import DEFAULT_CODECS
+    from psgc.torch.plans.calibrating import measured_curves
+
+    codecs = (*DEFAULT_CODECS, "int4")
+    _tell(f"timing {', '.join(codecs)} on this CPU, for the trace has no times of codecs (--no-codecs leaves them out)", bar)
+    return measured_curves(codecs)
 
 
 def _gpu_curves(codecs: Sequence[str], sizes: Sequence[int], bar: bool) -> Curves:

@@ -58,24 +58,22 @@ def advise(
         raise UsageError(f"advise: --tokens {tokens}: expected at least 1, and {MOST_TOKENS} at most")
     with progress(as_json):
         from psgc.launch.gpu_results import with_measured_codecs
-        from psgc.plan.inputs.estimates import cluster_of, known_memory_gbps
+        from psgc.plan.inputs.estimates import cluster_of, located
         from psgc.plan.whatif import advise as advising
 
     from psgc.plan.model.quality import ADAM, OPTIMIZERS
 
     if optimizer not in OPTIMIZERS:
         raise UsageError(f"advise: --optimizer {optimizer!r}: choose one of {', '.join(OPTIMIZERS)}")
-    measured = _profile(model, profile, gpu, tokens, goodput=goodput)
-    cluster = cluster_of(gpu or measured.hardware, nodes, gpus_per_node, link, latency_us, servers, intra, cores, host)
+    given, device = located(_profile(model, profile, gpu, tokens, goodput=goodput), gpu)
+    cluster = cluster_of(gpu or given.hardware, nodes, gpus_per_node, link, latency_us, servers, intra, cores, host)
     named = tuple(codecs.split(",")) if codecs else ()
-    if memory is None:
-        memory = known_memory_gbps(gpu or measured.hardware)
-    elif not 0 < memory <= MOST_MEMORY_GBPS:
+    if memory is not None and not 0 < memory <= MOST_MEMORY_GBPS:
         raise UsageError(f"advise: --memory {memory:g}: expected GB/s above 0, and {MOST_MEMORY_GBPS:g} at most")
-    measured, source = with_measured_codecs(measured, gpu or measured.hardware)
-    found = advising.advise(measured, cluster, memory_gbps=memory, adam=optimizer == ADAM, codecs=named)
-    if source:
-        found["notes"].append(source)
+    found = advising.advise(
+        given, cluster, gpu=gpu or "", memory_gbps=memory, adam=optimizer == ADAM, codecs=named, measured=with_measured_codecs
+    )
+    found["notes"] += [device] if device else []
     if goodput:
         _add_goodput(found, cluster, _items(model, tokens), (price_node, price_server, price_link))
     if as_json:

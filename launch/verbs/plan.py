@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -61,6 +62,7 @@ def plan(
         from psgc.plan.model.quality import ADAM, OPTIMIZERS
         from psgc.plan.report.assessment import BEST, assess
         from psgc.plan.report.document import document
+        from psgc.plan.whatif.advise import advised_codec
 
         allowed = load_constraints(constraints) if constraints else ALL
         allowed = replace(allowed, runtime=True) if runnable else allowed
@@ -69,7 +71,8 @@ def plan(
         if force and method != BEST:
             raise UsageError(f"plan: --force and --method {method}: another method's plan is written as it is; leave one of them out")
         adam = optimizer == ADAM
-        job = load_job(profile, cluster, codec, allowed, gpu=gpu, adam=adam, measured=with_measured_codecs)
+        choose = functools.partial(advised_codec, gpu=gpu or "", adam=adam, measured=with_measured_codecs)
+        job = load_job(profile, cluster, codec, allowed, gpu=gpu, adam=adam, measured=with_measured_codecs, choose=choose)
         _check_encodes(codec, job.problem.constraints, f"constraints {constraints}")
         tell(f"planning {job.problem.profile.model} by {method}")
         assessed = assess(job, method, compare=not as_json or report is not None, seconds=seconds, adam=adam, force=force)

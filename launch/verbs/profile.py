@@ -77,7 +77,7 @@ def profile(
         request = Request(
             model, gpu, tuple(command or ()), workers, servers, iterations,
             _codec_list(codecs) if time_codecs and (codecs or model or script) else (),
-            transport if links else None, join, _given_link(inter_gbps, inter_latency_us), trace,
+            transport if links else None, join, _given_link(inter_gbps, inter_latency_us), trace, time_codecs,
         )  # fmt: skip
     _check_outputs(request, output, cluster_out)
     found = measure(request, bar=not as_json)

@@ -64,7 +64,9 @@ def traced(path: Path) -> None:
 
 @pytest.mark.timeout(300)
 def test_a_plan_from_a_trace_runs_with_its_tensors_matched_by_shape(launched: Any, tmp_path: Path) -> None:
-    trace, profile, cluster, plan, used = (tmp_path / name for name in ("trace.json", "profile.json", "cluster.toml", "plan.json", "used.json"))
+    trace, profile, cluster, plan, used = (
+        tmp_path / name for name in ("trace.json", "profile.json", "cluster.toml", "plan.json", "used.json")
+    )
     traced(trace)
     cluster.write_text(CLUSTER)
     for step in (

@@ -11,7 +11,7 @@ import pytest
 
 from psgc.errors import UsageError
 from psgc.plan.inputs.cluster import Link
-from psgc.plan.inputs.estimates import cluster_of
+from psgc.plan.inputs.estimates import cluster_of, with_codec_times
 from psgc.plan.inputs.profile import CostCurve, Profile, TensorProfile, computed_profile
 from psgc.plan.methods.search import search
 from psgc.plan.model.options import OVER_SERVERS, Constraints, is_program
@@ -81,9 +81,9 @@ def hosts(codec: str, us_per_million: float) -> dict[str, dict[str, CostCurve]]:
 
 def test_the_headline_is_of_a_plan_that_runs_today_with_what_does_not_beside_it() -> None:
     """The figure is that of ``psgc plan --runnable`` on the same cluster; a faster one, and local steps, are said not to be in this version."""
-    profile = replace(computed_profile("gpt2", "a100"), codecs=hosts("int8", 200.0))
+    profile = with_codec_times(replace(computed_profile("gpt2", "a100"), codecs=hosts("int8", 200.0)), ["int8"]).profile
     where = cluster_of("a100", 4, 1, 10.0, 50.0, 2)
-    found = advise(profile, where, memory_gbps=2039.0, codecs=("int8",))
+    found = advise(profile, where, codecs=("int8",))
     assert (found["choice"], found["runs"], found["best_that_psgc_carries"]) == ("int8", "psgc", "int8")
     runnable = Problem(profile, where, codec_costs("int8", profile, 4), Constraints(servers=True, runtime=True))
     assert profile.forward_us is not None
@@ -137,7 +137,7 @@ def test_a_codec_is_advised_by_what_it_takes_where_jobs_encode(device: str) -> N
 
 
 def test_without_servers_jobs_have_one_on_each_node() -> None:
-    profile = replace(computed_profile("gpt2", "a100"), codecs=hosts("int8", 200.0))
+    profile = with_codec_times(replace(computed_profile("gpt2", "a100"), codecs=hosts("int8", 200.0)), ["int8"]).profile
     found = advise(profile, replace(cluster_of("a100", 4, 1, 10.0, 50.0), collectives=""), codecs=("int8",))
     assert any(note.startswith("servers: one on each node, sharing its link") for note in found["notes"])
     beside = replace(cluster_of("a100", 4, 1, 10.0, 50.0), servers=4, servers_on_nodes=True, collectives="")
@@ -183,7 +183,7 @@ def test_gradients_that_are_all_ready_at_once_have_no_backward_to_hide_behind() 
 
 
 def test_estimates_are_labelled_and_measured_times_used() -> None:
-    measured = replace(LLAMA, codecs=hosts("int8", 1000.0))
+    measured = replace(LLAMA, codecs={"int8": {**hosts("int8", 1000.0)["int8"], "gpu": CostCurve((1.0, 1e9), (1.0, 1e5), (1.0, 1e5))}})
     found = advise(measured, cluster_of("h100", 8, 8, 100.0, 20.0), memory_gbps=3350.0)
     assert {one["name"]: one["times"] for one in found["candidates"] if one["kind"] == "compress"} == {
         "int8": "measured", "int4": "estimated", "onebit": "estimated", "topk": "estimated",

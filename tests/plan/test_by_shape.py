@@ -76,4 +76,6 @@ def test_every_tensor_with_elements_is_matched_once_and_by_its_shape(shapes: lis
         return
     plan = plan_of(*(each for each in (tuple(names[:cut]), tuple(names[cut:])) if each))
     found = [name for bucket in matched(plan, tensors).plan.buckets for name in bucket.tensors]
-    assert found == [tensor.name for tensor in reversed(tensors) if tensor.numel], "a model whose backward goes through its layers in reverse"
+    assert found == [tensor.name for tensor in reversed(tensors) if tensor.numel], (
+        "a model whose backward goes through its layers in reverse"
+    )

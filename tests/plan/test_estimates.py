@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from psgc.errors import UsageError
 from psgc.plan.inputs.cluster import Link
-from psgc.plan.inputs.estimates import cluster_of, estimate, known_memory_gbps, with_estimates
+from psgc.plan.inputs.estimates import cluster_of, estimate, known_memory_gbps, with_codec_times
 from psgc.plan.inputs.profile import computed_profile
 
 
@@ -25,11 +27,15 @@ def test_faster_memory_is_faster_and_selection_costs_passes() -> None:
 
 def test_what_is_measured_stays_and_what_nobody_knows_is_left_out() -> None:
     profile = computed_profile("gpt2", "v100")
-    timed, estimated = with_estimates(profile, 900.0, ["onebit", "int8", "int4:rotate=1", "magic"])
-    assert estimated == {"int8", "int4:rotate=1"}
+    found = with_codec_times(profile, ["onebit", "int8", "int4:rotate=1", "magic"])
+    timed = found.profile
+    assert [found.times(codec) for codec in ("onebit", "int8", "int4:rotate=1")] == ["measured", "estimated", "estimated"]
     assert timed.codecs["onebit"] == profile.codecs["onebit"]
-    assert timed.curve("int4", "gpu") is not None
+    assert timed.curve("int8", "gpu") == estimate("int8", 900.0)
+    assert timed.curve("int4", "gpu") is not None and timed.curve("int4", "cpu") is not None
     assert "magic" not in timed.codecs
+    on_hosts = with_codec_times(replace(profile, device="cpu", codecs={}), ["int8"], gpu="h100").profile.codecs["int8"]
+    assert on_hosts.keys() == {"cpu", "server"}, "a model without a GPU has no times on one"
 
 
 def test_memory_is_known_of_gpus_that_have_a_name() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from psgc.errors import UsageError
 from psgc.plan.inputs.cluster import load_cluster
-from psgc.plan.inputs.estimates import estimate
+from psgc.plan.inputs.estimates import estimate, located
 from psgc.plan.inputs.profile import CostCurve, Profile, TensorProfile
 from psgc.plan.methods.search import search
 from psgc.plan.model.constraints import ALL, load_constraints, read_constraints
@@ -57,9 +57,10 @@ def test_a_well_known_models_times_are_of_the_gpu_that_is_named_and_said_to_be()
 
 def test_codec_times_that_a_known_gpu_lacks_are_estimates_and_said_to_be() -> None:
     asked = load_job("vgg16", "espresso-nvlink", "int8")
-    assert asked.problem.profile.codecs["int8"] == {"gpu": estimate("int8", 900.0)}
+    assert asked.problem.profile.curve("int8", "gpu") == estimate("int8", 900.0)
     assert asked.estimated == {"int8"}
-    assert asked.notes[-1] == "codec times of int8 are estimates: bytes moved at 70% of the 900 GB/s of the GPU's memory"
+    assert asked.notes[-2] == "codec times of int8 are estimates: bytes moved at 70% of the 900 GB/s of the GPU's memory"
+    assert asked.notes[-1].startswith("codec times of int8 on CPUs are estimates: what one core of an AMD EPYC took")
     default = load_job("vgg16", "espresso-nvlink", gpu="h100")
     assert (default.problem.codec.name, default.estimated) == ("int8", {"int8"})
     assert any("codec times of int8 are estimates: bytes moved at 70% of the 3350 GB/s" in note for note in default.notes)
@@ -70,13 +71,52 @@ def test_codec_times_that_a_known_gpu_lacks_are_estimates_and_said_to_be() -> No
     assert published.problem.codec.knows("cpu")
 
 
-def test_where_gpus_may_not_encode_or_are_unknown_nothing_is_estimated() -> None:
-    for constraints, gpu in ((Constraints(devices=("cpu",)), "h100"), (ALL, "300")):
-        job = load_job("vgg16", "espresso-nvlink", None, constraints, gpu=gpu)
-        assert (job.problem.codec.name, job.estimated) == ("onebit", frozenset())
-        assert any("codec times are the published ones of V100 and its host" in note for note in job.notes)
-    with pytest.raises(UsageError, match="codec int8: the profile has no times for it"):
-        load_job("vgg16", "espresso-nvlink", "int8", Constraints(devices=("cpu",)))
+def test_where_gpus_may_not_encode_or_are_unknown_times_are_those_of_cpus() -> None:
+    for constraints, gpu in ((Constraints(devices=("cpu",)), "h100"), (Constraints(devices=("cpu",)), None), (ALL, "300")):
+        job = load_job("vgg16", "espresso-nvlink", "int8", constraints, gpu=gpu)
+        assert (job.problem.devices(job.problem.codec), job.estimated) == (("cpu",), {"int8"})
+        assert any("codec times of int8 on CPUs are estimates" in note for note in job.notes)
+    with pytest.raises(UsageError, match="codec dithering: the profile has no times for it"):
+        load_job("vgg16", "espresso-nvlink", "dithering", Constraints(devices=("cpu",)))
+
+
+def test_a_model_without_a_gpu_is_never_planned_to_encode_on_one(tmp_path: Path) -> None:
+    """Whatever times a profile has: a trace of a training on a CPU has none, and a machine's profile may have those of its GPU."""
+    curve = {"numel": [1, 1 << 20], "encode_us": [1, 9], "decode_us": [1, 9]}
+    tensors = [{"name": "a", "numel": 1 << 20, "ready_us": 0}]
+    link = "{gbps = 0.1, latency_us = 1}"
+    (tmp_path / "c.toml").write_text(f"nodes = 2\ngpus_per_node = 1\nservers = 1\nintra = {link}\ninter = {link}\n")
+    for more in ({"device": "cpu"}, {"source": "measured: medians of 8 iterations"}, {"device": "cpu", "codecs": {"int8": {"gpu": curve}}}):
+        (tmp_path / "p.json").write_text(json.dumps({"version": 1, "tensors": tensors, **more}))
+        for runtime in (False, True):
+            for gpu in (None, "h100") if "device" in more else (None,):
+                job = load_job(
+                    str(tmp_path / "p.json"), str(tmp_path / "c.toml"), "int8", Constraints(servers=True, runtime=runtime), gpu=gpu
+                )
+                assert job.problem.profile.device == "cpu"
+                assert not any("gpu" in action for option in job.problem.options for action in option)
+                assert any("comp@cpu" in bucket.option for bucket in search(job.problem).buckets), (
+                    "it is worth encoding over so slow a link"
+                )
+        if "device" not in more:
+            assert "gradients are taken to lie in hosts' memory, since the profile was measured and names no GPU" in job.notes
+
+
+@pytest.mark.parametrize(
+    ("given", "gpu", "device", "said"),
+    [
+        ({"device": "cuda"}, None, "cuda", ""), ({"device": "cpu"}, "h100", "cpu", ""),
+        ({"hardware": "NVIDIA H200, host7"}, None, "cuda", "on a GPU, since NVIDIA H200, host7 is one"), ({}, "a100", "cuda", "on a GPU, since a100 is one"),
+        ({"codecs": {"int8": {"gpu": CURVE, "cpu": CURVE}}}, None, "cuda", "on a GPU, since the profile has codec times there"),
+        ({"codecs": {"int8": {"cpu": CURVE}}}, None, "cpu", "in hosts' memory, since the profile has codec times on CPUs alone"),
+        ({"source": "measured: medians of 8 iterations"}, None, "cpu", "in hosts' memory, since the profile was measured and names no GPU"),
+        ({"source": "t.csv"}, None, "cuda", "on a GPU, since the profile does not say where"),
+    ],
+)  # fmt: skip
+def test_where_gradients_lie_is_always_known_and_it_is_said_how(given: dict[str, Any], gpu: str | None, device: str, said: str) -> None:
+    found, note = located(Profile("m", TENSORS, **given), gpu)
+    assert found.device == device
+    assert note == (f"gradients are taken to lie {said}" if said else "")
 
 
 def test_no_codec_is_chosen_for_tensors_that_all_have_one_of_their_own() -> None:
@@ -87,8 +127,8 @@ def test_no_codec_is_chosen_for_tensors_that_all_have_one_of_their_own() -> None
         assert ("onebit" in {codec.name for codec in job.problem.used}) is chosen
     own = load_job("vgg16", "espresso-pcie", None, Constraints(codecs=(("*.bias", "none"), ("*", "int8")))).problem
     assert [codec.name for codec in own.used] == ["int8"]
-    with pytest.raises(UsageError, match="codec int8: the profile has no times for it on cpu"):
-        own.codec.device("cpu")  # what is missing is said of a codec that the job has
+    with pytest.raises(UsageError, match="codec int8: the profile has no times for it on tpu"):
+        own.codec.device("tpu")  # what is missing is said of a codec that the job has
 
 
 def test_a_table_of_tensors_takes_published_codec_times_and_says_so(tmp_path: Path) -> None:
@@ -113,8 +153,8 @@ def test_a_plan_that_is_to_be_run_needs_servers_and_a_codec_that_jobs_have_on_th
     with pytest.raises(UsageError, match="codec dgc: known by its published times alone, so no job can use it"):
         load_job("vgg16", "espresso-pcie", "dgc", runnable)
     curve = {"numel": [1, 2], "encode_us": [1, 2], "decode_us": [1, 2]}
-    codecs = {"int8": {"gpu": curve}, "bf16": {"cpu": curve}, "powersgd": {"cpu": curve}}
-    document = {"version": 1, "model": "m", "tensors": [{"name": "a", "numel": 10, "ready_us": 0}], "codecs": codecs}
+    codecs = {"dithering": {"gpu": curve}, "bf16": {"cpu": curve}, "powersgd": {"cpu": curve}}
+    document = {"version": 1, "model": "m", "device": "cuda", "tensors": [{"name": "a", "numel": 10, "ready_us": 0}], "codecs": codecs}
     (tmp_path / "p.json").write_text(json.dumps(document))
     link = "{gbps = 1, latency_us = 1}"
     (tmp_path / "c.toml").write_text(f"nodes = 2\ngpus_per_node = 1\nservers = 1\nintra = {link}\ninter = {link}\n")
@@ -122,8 +162,8 @@ def test_a_plan_that_is_to_be_run_needs_servers_and_a_codec_that_jobs_have_on_th
     problem = load_job(*files, None, runnable).problem
     assert (problem.codec.name, set(problem.options)) == ("bf16", set(OVER_SERVERS))
     assert set(load_job(*files, "none", runnable).problem.options) == {OVER_SERVERS[0]}
-    with pytest.raises(UsageError, match="codec int8: the profile has no times for it on cpu"):
-        load_job(*files, "int8", runnable)
+    with pytest.raises(UsageError, match="codec dithering: the profile has no times for it on cpu"):
+        load_job(*files, "dithering", replace(runnable, devices=("cpu",)))
     with pytest.raises(UsageError, match="codec powersgd: it does not cut tensors"):
         load_job(*files, "powersgd", runnable)
     with pytest.raises(UsageError, match="leave no option; allow flat ones over servers, which alone can be run"):
@@ -134,8 +174,14 @@ def test_a_codec_without_times_on_the_devices_is_refused(tmp_path: Path) -> None
     curve = {"numel": [1, 2], "encode_us": [1, 2], "decode_us": [1, 2]}
     document = {"version": 1, "model": "m", "tensors": [{"name": "a", "numel": 10, "ready_us": 0}], "codecs": {"int8": {"cpu": curve}}}
     (tmp_path / "p.json").write_text(json.dumps(document))
-    with pytest.raises(UsageError, match="codec int8: the profile has no times for it on gpu"):
+    with pytest.raises(
+        UsageError, match="codec int8: the constraints leave GPUs alone to encode on, but this model's gradients lie in hosts' memory"
+    ):
         load_job(str(tmp_path / "p.json"), "espresso-nvlink", "int8", Constraints(devices=("gpu",)))
+    (tmp_path / "p.json").write_text(json.dumps(document | {"device": "cuda", "codecs": {"dithering": {"cpu": curve}}}))
+    with pytest.raises(UsageError, match="codec dithering: the profile has no times for it on gpu"):
+        load_job(str(tmp_path / "p.json"), "espresso-nvlink", "dithering", Constraints(devices=("gpu",)))
+    (tmp_path / "p.json").write_text(json.dumps(document))
     assert all("gpu" not in action for option in load_job(str(tmp_path / "p.json"), "espresso-nvlink").problem.options for action in option)
 
 

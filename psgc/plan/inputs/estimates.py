@@ -7,12 +7,12 @@ labelled as an estimate, and a profile's measured times take precedence. Owns th
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from psgc.plan.inputs.cluster import Cluster, read_cluster
-from psgc.plan.inputs.profile import CostCurve, Profile
+from psgc.plan.inputs.profile import V100_CODECS, CostCurve, Profile
 from psgc.processes.pool import MAX_THREADS
 
 # GB/s of memory, from the makers' data sheets (A100: 80 GB, SXM; H100, H200: SXM)
@@ -38,6 +38,8 @@ _CPU_NS: Final = {
     "randomk": (0.376, 0.589, 0.101), "tbq": (1.03, 0.849, 1.98), "powersgd": (2.1, 6.05, 0.0751),
 }  # fmt: skip
 CPU_CALL_US: Final = 10.0  # fixed time of a kernel's call
+UNCOMPRESSED: Final = "none"
+ASSUMED_GPU: Final = "v100"  # where gradients lie on a GPU that nobody names
 _SELECTION_PASSES: Final = {"topk": 4}  # passes over gradient and residual that find the k-th largest magnitude, one byte of it in each
 
 
@@ -63,24 +65,82 @@ def cluster_of(
     return read_cluster(document, f"{nodes}x{gpus_per_node}-{gbps:g}g", "advise")
 
 
-def with_estimates(profile: Profile, memory_gbps: float | None, names: Iterable[str]) -> tuple[Profile, frozenset[str]]:
-    """The profile, with estimated times on a GPU with this memory bandwidth added for codecs without measured ones; and the names of these codecs.
-    Nothing is estimated for an unknown codec, or if the bandwidth is None."""
+class Timed(NamedTuple):
+    """A profile whose codec times are complete, as far as anything is known. estimated: the codecs with estimated times on some device; on_cpus: those with
+    estimated times on CPUs; notes: where times on GPUs come from, and what is estimated."""
+
+    profile: Profile
+    estimated: frozenset[str] = frozenset()
+    on_cpus: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()
+
+    def times(self, codec: str) -> str:
+        """Whether the codec's times are measured or estimated, in a word."""
+        return "estimated" if {codec, _bare(codec)} & self.estimated else "measured"
+
+
+Measured = Callable[[Profile, str], tuple[Profile, str]]  # adds codec times measured on a GPU of this name, and says where they come from
+
+
+def with_codec_times(
+    profile: Profile, names: Iterable[str], *, gpu: str = "", memory_gbps: float | None = None, measured: Measured | None = None
+) -> Timed:  # fmt: skip
+    """The one source of codec times, for whatever is planned or advised: those of the profile, else what was measured on such a GPU, else estimates.
+
+    A codec has times on GPUs where gradients lie there (or where the profile does not say that they lie elsewhere), and on CPUs.
+    gpu: the board, if not the one that the profile's hardware names; memory_gbps: bandwidth of its memory, if not that of a known one."""
+    wanted = dict.fromkeys(_bare(name) for name in names if _bare(name) != UNCOMPRESSED)
+    notes, on_gpus = [], frozenset[str]()
+    if profile.device != "cpu":
+        board = gpu or profile.hardware.partition(",")[0]  # behind the comma is the host's name
+        if profile.device == "cuda" and not profile.codecs and memory_gbps is None and not _board(board):
+            profile = replace(profile, codecs=V100_CODECS)
+            notes.append("codec times are the published ones of V100 and its host, since the profile has none")
+            board = board or ASSUMED_GPU  # also for codecs without published times
+        own = sorted(name for name in wanted if _is_own(name, profile))
+        notes += [f"codec times of {', '.join(own)} on the GPU are the profile's"] if own else []
+        profile, source = (profile, "") if measured is None else measured(profile, board)
+        profile, on_gpus, told = with_gpu_estimates(profile, board, wanted, memory_gbps)
+        notes += [*([source] if source else []), *told]
+    profile, on_cpus = with_cpu_estimates(profile, (UNCOMPRESSED, *wanted))
+    on_cpus -= {UNCOMPRESSED}
+    return Timed(profile, on_gpus | on_cpus, on_cpus, (*notes, *cpu_estimates_note(on_cpus)))
+
+
+def _is_own(name: str, profile: Profile) -> bool:
+    """Whether the profile has times of its own for the codec on a GPU, not the published ones of V100."""
+    found = profile.curve(name, "gpu")
+    return found is not None and found != V100_CODECS.get(name, {}).get("gpu")
+
+
+def located(profile: Profile, gpu: str | None = None) -> tuple[Profile, str]:
+    """The profile with the device of its gradients, and a note that says how it is known; "" if the profile itself says so. gpu: what the user names."""
+    if profile.device:
+        return profile, ""
+    board = next((name for name in (gpu, profile.hardware) if name and _board(name)), "")
+    devices = {device for curves in profile.codecs.values() for device in curves}
+    if board or "gpu" in devices:
+        why = f"{board} is one" if board else "the profile has codec times there"
+        return replace(profile, device="cuda"), f"gradients are taken to lie on a GPU, since {why}"
+    if "cpu" in devices or profile.source.startswith("measured"):
+        why = "the profile has codec times on CPUs alone" if devices else "the profile was measured and names no GPU"
+        return replace(profile, device="cpu"), f"gradients are taken to lie in hosts' memory, since {why}"
+    return replace(profile, device="cuda"), "gradients are taken to lie on a GPU, since the profile does not say where"
+
+
+def with_gpu_estimates(
+    profile: Profile, gpu: str, names: Iterable[str], memory_gbps: float | None = None
+) -> tuple[Profile, frozenset[str], list[str]]:  # fmt: skip
+    """The profile, with estimated GPU times added for codecs without any, if a word of ``gpu`` names a known GPU or its memory's bandwidth is given; the names
+    of these codecs; and notes that say so."""
     if memory_gbps is None:
-        return profile, frozenset()
-    missing = {name for name in names if not {name, _bare(name)} & profile.codecs.keys() and _bare(name) in _PAYLOADS}
-    curves = {_bare(name): {"gpu": estimate(_bare(name), memory_gbps)} for name in sorted(missing)}
-    return replace(profile, codecs={**profile.codecs, **curves}), frozenset(missing)
-
-
-def with_gpu_estimates(profile: Profile, gpu: str, names: Iterable[str]) -> tuple[Profile, frozenset[str], list[str]]:
-    """The profile, with estimated GPU times added for codecs without any, if a word of ``gpu`` names a known GPU; the names of these codecs; and
-    notes that say so."""
-    named = next((word for word in re.findall(r"[a-z0-9]+", gpu.lower()) if word in MEMORY_GBPS), "")
-    wanted = dict.fromkeys(map(_bare, names)) if named else {}
+        memory_gbps = MEMORY_GBPS.get(_board(gpu))
+    wanted = dict.fromkeys(map(_bare, names)) if memory_gbps is not None else {}
     missing = [name for name in wanted if name in _PAYLOADS and "gpu" not in profile.codecs.get(name, {})]
-    curves = {name: {**profile.codecs.get(name, {}), "gpu": estimate(name, MEMORY_GBPS[named])} for name in missing}
-    return replace(profile, codecs={**profile.codecs, **curves}), frozenset(missing), estimates_notes(missing, MEMORY_GBPS.get(named))
+    if memory_gbps is None or not missing:
+        return profile, frozenset(), []
+    curves = {name: {**profile.codecs.get(name, {}), "gpu": estimate(name, memory_gbps)} for name in missing}
+    return replace(profile, codecs={**profile.codecs, **curves}), frozenset(missing), estimates_notes(missing, memory_gbps)
 
 
 def with_cpu_estimates(profile: Profile, names: Iterable[str]) -> tuple[Profile, frozenset[str]]:
@@ -145,6 +205,11 @@ def estimate(name: str, memory_gbps: float) -> CostCurve:
 def known_memory_gbps(gpu: str) -> float | None:
     """GB/s of the GPU's memory; None if the table has no such GPU."""
     return MEMORY_GBPS.get(gpu.lower())
+
+
+def _board(name: str) -> str:
+    """The known GPU that a word of the name names; "" if none does."""
+    return next((word for word in re.findall(r"[a-z0-9]+", name.lower()) if word in MEMORY_GBPS), "")
 
 
 def _bare(name: str) -> str:

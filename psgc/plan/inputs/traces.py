@@ -105,7 +105,8 @@ def profile_of_trace(trace: Trace, source: str, *, hardware: str = "") -> Profil
         raise UsageError(f"{source}: {len(iterations)} whole iterations in it, expected at least {LEAST_ITERATIONS}: profile "
                          f"{LEAST_ITERATIONS + 1} steps or more")  # fmt: skip
     numel = {name: math.prod(shape) for name, shape in shapes.items() if math.prod(shape)}
-    found = profile_of(iterations, numel, model=source, hardware=hardware, shapes=shapes)
+    device = "cuda" if trace.launches else "cpu"  # what a GPU worked on, or nothing
+    found = replace(profile_of(iterations, numel, model=source, hardware=hardware, shapes=shapes), device=device)
     return found if (link := link_of(trace.collectives)) is None else _with_link(found, link)
 
 

@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 
 from psgc.errors import UsageError
 from psgc.plan.inputs.cluster import Cluster, load_cluster
-from psgc.plan.inputs.estimates import estimates_notes, known_memory_gbps, with_estimates, with_gpu_estimates
-from psgc.plan.inputs.profile import V100_CODECS, Profile, load_profile
+from psgc.plan.inputs.estimates import ASSUMED_GPU, Measured, located, with_codec_times
+from psgc.plan.inputs.profile import Profile, load_profile
 from psgc.plan.model.constraints import ALL
 from psgc.plan.model.costs import CodecCosts
 from psgc.plan.model.options import Constraints, encodes
@@ -23,10 +23,13 @@ from psgc.plan.model.problem import PUBLISHED_BYTES, Problem, codec_costs, is_of
 from psgc.plan.model.quality import is_sound
 
 # The GPU that a well-known model's times are computed for if the user names none.
-DEFAULT_GPU: Final = "v100"
+DEFAULT_GPU: Final = ASSUMED_GPU
 # If the user chooses no codec, a plan takes the first of these that is sound under the optimizer and has times: codecs with the smallest error
 # first, then those that need error feedback, and last those that exist only as published times of the V100.
 PREFERRED: Final = ("int8", "bf16", "fp16", "int4", "onebit", "topk", "randomk", "efsignsgd", "dgc")
+
+
+Choose = Callable[[Profile, Cluster], tuple[str, str]]
 
 
 class Job(NamedTuple):
@@ -39,17 +42,19 @@ class Job(NamedTuple):
 
 def load_job(
     profile_text: str, cluster: str | Cluster, codec: str | None = None, constraints: Constraints = ALL, *,
-    gpu: str | None = None, beside: Iterable[str] = (), adam: bool = False, measured: Callable[[Profile, str], tuple[Profile, str]] | None = None,
+    gpu: str | None = None, beside: Iterable[str] = (), adam: bool = False, measured: Measured | None = None, choose: Choose | None = None,
 ) -> Job:  # fmt: skip
     """The job that these files or names describe. Raises UsageError or CodecError, which name the argument and what is wrong with it.
 
     gpu: the GPU for which a well-known model's times are computed, and for which missing codec times are estimated.
     beside: further codecs, those of a given plan's buckets.
     adam: choose no codec by default that costs quality under an Adam-like optimizer.
-    measured: adds codec times measured on a GPU to a profile without them, and says where they come from."""
-    profile = load_profile(profile_text, gpu or DEFAULT_GPU)
+    measured: adds codec times measured on a GPU to a profile without them, and says where they come from.
+    choose: the codec for a profile and a cluster where none is named and nothing is ruled out, "" for none, and a note that says why."""
+    profile, device = located(load_profile(profile_text, gpu or DEFAULT_GPU), gpu)
     cluster = load_cluster(cluster) if isinstance(cluster, str) else cluster
     notes = [] if Path(profile_text).is_file() else [_computed_note(profile, gpu)]
+    notes += [device] if device else []
     if _all_match(profile, constraints) and codec is None:  # every tensor has its own codec, so the default is never used
         codec = next((name for _, name in constraints.codecs if name != UNCOMPRESSED), UNCOMPRESSED)
     constraints = replace(constraints, on_gpus=constraints.runtime and profile.device == "cuda" and "gpu" in constraints.devices)
@@ -57,35 +62,29 @@ def load_job(
     if not may_encode(constraints) or {codec, *named} == {UNCOMPRESSED}:
         return Job(Problem(profile, cluster, codec_costs(UNCOMPRESSED, profile), constraints), tuple(notes))
     wanted = named | _candidates(codec, profile, adam=adam)
-    by_memory: frozenset[str] = frozenset()
-    if constraints.on_gpus:
-        board = gpu or profile.hardware.partition(",")[0]  # behind the comma is the host's name
-        own = [name for name in wanted or profile.codecs if "gpu" in profile.codecs.get(name, {})]
-        notes += [f"codec times of {', '.join(sorted(own))} on the GPU are the profile's"] if own else []
-        profile, source = (profile, "") if measured is None else measured(profile, board)
-        profile, by_memory, told = with_gpu_estimates(profile, board, wanted or profile.codecs)
-        notes += [*([source] if source else []), *told]
-    on_gpu = "gpu" in constraints.encoders
-    memory = known_memory_gbps(gpu or profile.hardware) if on_gpu else None
-    profile, estimated = with_estimates(profile, memory, wanted)
-    if not profile.codecs:
-        profile = replace(profile, codecs=V100_CODECS)
-        notes.append("codec times are the published ones of V100 and its host, since the profile has none")
-        if on_gpu and not (gpu or profile.hardware):  # assume a V100 also for codecs without published times
-            memory = known_memory_gbps(DEFAULT_GPU)
-            profile, estimated = with_estimates(profile, memory, wanted)
-    if codec is None:
-        codec = default_codec(profile, constraints.encoders, adam=adam)
-        notes.append(_default_note(codec, profile, adam=adam))
-    estimated &= {*named, codec}
-    notes += estimates_notes(estimated, memory)
-    estimated |= by_memory & {*named, codec}
+    timed = with_codec_times(profile, wanted or profile.codecs, gpu=gpu or "", measured=measured)
+    if codec is None and choose is not None and constraints == replace(ALL, runtime=constraints.runtime, on_gpus=constraints.on_gpus):
+        codec, said = choose(profile, cluster)
+        notes += [said] if codec else []
+    if not codec:
+        codec = default_codec(timed.profile, _devices(profile, constraints), adam=adam)
+        notes.append(_default_note(codec, timed.profile, adam=adam))
+    used = {*named, codec}
+    timed = with_codec_times(profile, used, gpu=gpu or "", measured=measured)
+    profile = timed.profile
+    notes += timed.notes
+    estimated = frozenset(name for name in used if timed.times(name) == "estimated")
     costs = _costs(codec, profile, cluster, constraints)
     others = tuple((pattern, _costs(name, profile, cluster, constraints)) for pattern, name in constraints.codecs)
     if cluster.has_threads and any(is_of_a_node(each) for each in (costs, *(each for _, each in others))):
         cluster = replace(cluster, cores=0, codec_threads=0)
         notes.append("a node's CPU encodes one part at a time, since the published codec times of V100's host are of its whole CPU")
     return Job(Problem(profile, cluster, costs, constraints, others), tuple(notes), estimated)
+
+
+def _devices(profile: Profile, constraints: Constraints) -> tuple[str, ...]:
+    """The devices that the constraints allow and that the model's gradients can be encoded on."""
+    return tuple(device for device in constraints.encoders if device == "cpu" or profile.device != "cpu")
 
 
 def may_encode(constraints: Constraints) -> bool:
@@ -143,7 +142,11 @@ def _costs(codec: str, profile: Profile, cluster: Cluster, constraints: Constrai
         return costs
     if constraints.runtime:
         _check_runs(codec)
-    devices = constraints.encoders
+    devices = _devices(profile, constraints)
+    if not devices:
+        raise UsageError(
+            f"codec {codec}: the constraints leave GPUs alone to encode on, but this model's gradients lie in hosts' memory; allow \"cpu\""
+        )
     if not any(costs.knows(device) for device in devices):
         raise UsageError(f"codec {codec}: the profile has no times for it on {' or '.join(devices)}; measure them with psgc profile")
     return costs

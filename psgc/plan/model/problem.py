@@ -148,7 +148,9 @@ class Problem:
 
     @cached_property
     def _encoders(self) -> tuple[str, ...]:
-        return replace(self.constraints, on_gpus=self.on_gpus).encoders
+        """The devices that the constraints allow, without GPUs where gradients lie in hosts' memory: a model without a GPU has none to encode on."""
+        allowed = replace(self.constraints, on_gpus=self.on_gpus).encoders
+        return tuple(device for device in allowed if device == "cpu" or self.profile.device != "cpu")
 
     def _encodes_on(self, device: str, codec: CodecCosts) -> bool:
         """Whether jobs can encode this codec on the device. Without ``runtime`` the plan need not run, and every device counts."""

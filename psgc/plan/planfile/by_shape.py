@@ -17,7 +17,6 @@ from psgc.plan.inputs.shape_names import Shape, shape_in, shape_text
 from psgc.plan.model.plan import Plan
 
 
-
 @dataclass(frozen=True, slots=True)
 class Matched:
     """A plan with the model's names. by_order: how many tensors have a shape that tensors of other buckets have, too, so that only the order tells them apart;
@@ -71,8 +70,8 @@ def _given(planned: Sequence[str], of_shape: Mapping[Shape, Sequence[str]]) -> d
 
 def _refusal(difference: str) -> str:
     return (
-        f"plan: it was made from a trace, so its tensors are matched with this model's by shape: {difference}; trace the very model that the job trains, or make "
-        f"the profile with psgc profile --script, which has names"
+        f"plan: it was made from a trace, so its tensors are matched with this model's by shape: {difference}; trace the very model that the job trains, "
+        f"or make the profile with psgc profile --script, which has names"
     )
 
 

@@ -16,7 +16,7 @@ from psgc.plan.methods.registry import find
 from psgc.plan.methods.result import Found
 from psgc.plan.methods.uniform import fused
 from psgc.plan.model.costs import CodecCosts
-from psgc.plan.model.options import OVER_SERVERS, encodes
+from psgc.plan.model.options import OVER_SERVERS, devices_of, encodes
 from psgc.plan.model.plan import UNCOMPRESSED, PlannedBucket
 from psgc.plan.model.problem import PUBLISHED_BYTES, Problem, simulate
 from psgc.plan.planfile.runtime import not_carried
@@ -42,7 +42,7 @@ class Running:
 
 def running(problem: Problem, buckets: Sequence[PlannedBucket]) -> Running:
     """Whether a job can run these buckets, and, if not, the best plan that it can run."""
-    refused = tuple(not_carried(buckets))
+    refused = tuple(sorted({*not_carried(buckets), *_without_their_gpu(problem, buckets)}))
     if not refused:
         return Running((), None, problem)
     limited = as_jobs_run(problem)
@@ -53,6 +53,12 @@ def running(problem: Problem, buckets: Sequence[PlannedBucket]) -> Running:
         return Running(refused, None, limited)
     why = next((why for codec in problem.used if (why := why_not_encoded(codec, limited.devices(codec)))), "")
     return Running(refused, found, limited, "" if encoded else why)
+
+
+def _without_their_gpu(problem: Problem, buckets: Sequence[PlannedBucket]) -> list[int]:
+    """The indices of the buckets that a GPU encodes or decodes, if gradients lie in hosts' memory."""
+    on_hosts = problem.profile.device == "cpu"
+    return [number for number, bucket in enumerate(buckets) if on_hosts and "gpu" in devices_of(bucket.option)]
 
 
 def as_jobs_run(problem: Problem) -> Problem:

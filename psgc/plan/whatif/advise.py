@@ -13,13 +13,15 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from psgc.plan.inputs.cluster import Cluster
-from psgc.plan.inputs.estimates import cpu_estimates_note, estimates_notes, with_cpu_estimates, with_estimates
+from psgc.plan.inputs.estimates import Measured, Timed, with_codec_times
 from psgc.plan.inputs.profile import Profile
 from psgc.plan.model.options import Constraints
 from psgc.plan.model.plan import UNCOMPRESSED
 from psgc.plan.model.problem import Problem, codec_costs
+from psgc.plan.model.quality import is_sound
+from psgc.plan.report.running import is_whole
 from psgc.plan.report.wording import gigabytes, ms
-from psgc.plan.whatif.candidates import BF16, CORNERS, NOMINAL, Candidate, Timed, candidates, considered
+from psgc.plan.whatif.candidates import BF16, CORNERS, NOMINAL, Candidate, candidates, considered, ladder
 from psgc.plan.whatif.regimes import all_reduce_us, exposure, needed_ratio
 
 # The share of an iteration that a rung must save. bf16 gives up next to nothing; a codec must be tuned and watched; local steps are another
@@ -61,19 +63,15 @@ def climb(rungs: Sequence[Candidate]) -> Candidate:
 
 
 def advise(
-    profile: Profile, cluster: Cluster, *, memory_gbps: float | None = None, adam: bool = True, codecs: Sequence[str] = ()
+    profile: Profile, cluster: Cluster, *, gpu: str = "", memory_gbps: float | None = None, adam: bool = True, codecs: Sequence[str] = (),
+    measured: Measured | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """The advice. memory_gbps: bandwidth of the GPU's memory, to estimate codec times that the profile lacks; adam: whether the optimizer is
+    """The advice. gpu, memory_gbps, measured: for the codec times that the profile lacks, as ``with_codec_times`` takes them; adam: whether the optimizer is
     Adam-like; codecs: the codecs to consider, by default the usual ones."""
     asked = tuple(codecs) or considered(profile)
-    free = Timed(*with_estimates(profile, memory_gbps, asked))
-    on_gpus = profile.device == "cuda"  # jobs encode where gradients lie, and on CPUs
-    measured = free if on_gpus else Timed(profile, frozenset())
-    known_there, estimated_there = with_cpu_estimates(measured.profile, ("none", *asked))
-    hosts = Timed(known_there, measured.estimated | estimated_there)
-    timed = free.profile.codecs.keys() | hosts.profile.codecs.keys()
-    known = [name for name in asked if codecs or {name, name.partition(":")[0]} & timed]
-    found = candidates(free, hosts, cluster, known, adam=adam)
+    timed = with_codec_times(profile, asked, gpu=gpu, memory_gbps=memory_gbps, measured=measured)
+    known = [name for name in asked if codecs or {name, name.partition(":")[0]} & timed.profile.codecs.keys()]
+    found = candidates(timed, cluster, known, adam=adam)
     none, bf16 = found[0], found[1]
     chosen = climb([one for one in found if one.sound and one.runs])
     regime = _regime(found)
@@ -83,9 +81,37 @@ def advise(
         "gain": overall.gain, "margin": overall.margin, "gain_over_bf16": over_bf16.gain, "margin_over_bf16": over_bf16.margin,
         "best_that_psgc_carries": chosen.name,
         "in_any_version": {"verdict": regime.kind, "choice": regime.name, "iteration_ms": regime.iteration_us(NOMINAL) / 1e3},
-        "why": _why(profile, cluster, found, chosen), "notes": _notes(profile, cluster, found, asked, known, free, hosts, memory_gbps, adam=adam),
+        "why": _why(profile, cluster, found, chosen), "notes": _notes(timed, cluster, found, asked, known, adam=adam),
         "needed_ratio_over_bf16": _finite(needed_ratio(profile, cluster)), "candidates": [_shown(one, none, bf16) for one in found],
     }  # fmt: skip
+
+
+def advised_codec(
+    profile: Profile, cluster: Cluster, *, gpu: str = "", adam: bool = True, measured: Measured | None = None
+) -> tuple[str, str]:  # fmt: skip
+    """The codec that ``advise`` takes, or would take if it took one, among those that run under a plan; and a note that says which, and why it is not the
+    advice where it is not. "" if there is none."""
+    asked = [name for name in considered(profile) if is_sound(name, adam=adam) and not is_whole(name)]
+    timed = with_codec_times(profile, asked, gpu=gpu, measured=measured)
+    found = ladder(timed, cluster, [name for name in asked if {name, name.partition(":")[0]} & timed.profile.codecs.keys()], adam=adam)
+    rungs = [one for one in found if one.sound and one.runs]
+    codecs = [one for one in rungs if one.kind == "compress"]
+    if not codecs:
+        return "", ""
+    chosen = climb(rungs)
+    if chosen.kind == "compress":
+        return chosen.name, f"codec {chosen.name}, since none was chosen: the one that psgc advise takes here, of {_names(codecs)}"
+    best = climb(codecs)
+    saved = gain_over(best, chosen)
+    over = f"saves {saved} of an iteration over that" if saved.gain > 0 else "saves nothing over that"
+    return best.name, (
+        f"codec {best.name}, since none was chosen; psgc advise takes {chosen.name} here: {best.name} {over}, and a codec must save "
+        f"{LEAST_GAIN['compress']:.0%}, and more than its margin"
+    )
+
+
+def _names(candidates: Sequence[Candidate]) -> str:
+    return ", ".join(one.name for one in candidates)
 
 
 def _regime(found: Sequence[Candidate]) -> Candidate:
@@ -188,10 +214,10 @@ def _of_hosts(cluster: Cluster) -> str:
 
 
 def _notes(
-    profile: Profile, cluster: Cluster, found: Sequence[Candidate], asked: Sequence[str], known: Sequence[str], free: Timed, hosts: Timed,
-    memory_gbps: float | None, *, adam: bool,
+    timed: Timed, cluster: Cluster, found: Sequence[Candidate], asked: Sequence[str], known: Sequence[str], *, adam: bool
 ) -> list[str]:  # fmt: skip
     """The assumptions that the answer rests on, one line each."""
+    profile = timed.profile
     notes = [f"ready times: {profile.source or 'as in the profile'}", f"links: {cluster.source}"]
     if profile.forward_us is None:
         notes.append("the profile has no forward time: an iteration is taken to be backward and synchronization")
@@ -205,11 +231,9 @@ def _notes(
     if not cluster.servers and found[2:-1]:
         which = "servers, for codecs that need them" if among_workers else "servers"
         notes.append(f"{which}: one on each node, sharing its link, since --servers names none")
-    notes += [
-        f"{note}{'' if on_gpus else ', if psgc encoded there'}; margins allow for half as much again"
-        for note in estimates_notes(free.estimated, memory_gbps)
-    ]
-    notes += cpu_estimates_note(hosts.estimated - {"none"})
+    notes += timed.notes
+    if timed.estimated:
+        notes.append("margins allow for half as much again of times that are estimated")
     notes.append(_of_hosts(cluster))
     missing = [name for name in asked if name not in known]
     if missing:

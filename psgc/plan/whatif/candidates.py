@@ -14,6 +14,7 @@ from itertools import product
 from typing import Final, NamedTuple
 
 from psgc.plan.inputs.cluster import Cluster
+from psgc.plan.inputs.estimates import Timed
 from psgc.plan.inputs.profile import Profile, TensorProfile
 from psgc.plan.methods.result import Found
 from psgc.plan.methods.search import search
@@ -93,29 +94,25 @@ class Candidate:
         return self if self.later_us is None else replace(self, iteration_us=self.later_us)
 
 
-@dataclass(frozen=True, slots=True)
-class Timed:
-    """A profile, and which of its codecs' times are estimates."""
-
-    profile: Profile
-    estimated: frozenset[str]
-
-    def times(self, codec: str) -> str:
-        return "estimated" if {codec, codec.partition("/")[0].partition(":")[0]} & self.estimated else "measured"
+def candidates(timed: Timed, cluster: Cluster, codecs: Sequence[str], *, adam: bool) -> list[Candidate]:
+    """All candidates, those that send most bytes first, local steps last. codecs: codecs that the profile has times for."""
+    outer = OUTER_CODEC in timed.profile.codecs and OUTER_CODEC in codecs
+    plain = _plain(timed, cluster)
+    exchange = _problem(timed.profile, cluster, OUTER_CODEC) if outer else _halved(plain)
+    local = _local_steps(exchange, OUTER_CODEC if outer else BF16, timed.times(OUTER_CODEC) if outer else "")
+    return [*ladder(timed, cluster, codecs, adam=adam), local]
 
 
-def candidates(free: Timed, hosts: Timed, cluster: Cluster, codecs: Sequence[str], *, adam: bool) -> list[Candidate]:
-    """All candidates, those that send most bytes first, local steps last. free: the profile with codec times on all devices; hosts: the profile with
-    codec times on CPUs only, where jobs encode; codecs: codecs for which one of the two has times."""
-    profile = free.profile
-    plain = Problem(profile, cluster, codec_costs(UNCOMPRESSED, profile), Constraints())
-    found = [_uncompressed("none", plain, hosts, 4.0), _uncompressed(BF16, _halved(plain), hosts, 2.0)]
-    encoded = [_encoded(name, free, hosts, cluster, adam=adam) for name in codecs]
-    found += sorted(encoded, key=lambda one: -one.bytes_per_element)
-    outer = OUTER_CODEC in profile.codecs and OUTER_CODEC in codecs
-    exchange = _problem(free.profile, cluster, OUTER_CODEC) if outer else _halved(plain)
-    found.append(_local_steps(exchange, OUTER_CODEC if outer else BF16, free.times(OUTER_CODEC) if outer else ""))
-    return found
+def ladder(timed: Timed, cluster: Cluster, codecs: Sequence[str], *, adam: bool) -> list[Candidate]:
+    """The candidates that exchange gradients in every step: fp32, bf16 and the codecs, those that send most bytes first."""
+    plain = _plain(timed, cluster)
+    found = [_uncompressed("none", plain, timed, 4.0), _uncompressed(BF16, _halved(plain), timed, 2.0)]
+    encoded = [_encoded(name, timed, cluster, adam=adam) for name in codecs]
+    return found + sorted(encoded, key=lambda one: -one.bytes_per_element)
+
+
+def _plain(timed: Timed, cluster: Cluster) -> Problem:
+    return Problem(timed.profile, cluster, codec_costs(UNCOMPRESSED, timed.profile), Constraints())
 
 
 def _halved(problem: Problem) -> Problem:
@@ -142,28 +139,26 @@ def _change(corner: Corner, times: str) -> Change:
     return Change(link=corner.link, backward=corner.backward, codec=spread**corner.codec, host=corner.host)
 
 
-def _uncompressed(name: str, problem: Problem, hosts: Timed, size: float) -> Candidate:
+def _uncompressed(name: str, problem: Problem, timed: Timed, size: float) -> Candidate:
     """The candidate without a codec: an all-reduce among the GPUs, or servers if they are faster."""
     plans = [(ALL_REDUCE, problem, search(problem))]
     if problem.cluster.servers:
-        served = as_jobs_run(_problem(hosts.profile, problem.cluster, UNCOMPRESSED))
+        served = as_jobs_run(_problem(timed.profile, problem.cluster, UNCOMPRESSED))
         plans.append((PSGC, served, search(served)))
     runs, judged, plan = min(plans, key=lambda each: each[2].step_us)
     return Candidate(name, name, size, True, "", _iteration(judged, plan, ""), 0.0, runs=runs)
 
 
-def _encoded(name: str, free: Timed, hosts: Timed, cluster: Cluster, *, adam: bool) -> Candidate:
+def _encoded(name: str, timed: Timed, cluster: Cluster, *, adam: bool) -> Candidate:
     """The candidate of a codec, with the best plan that psgc's jobs run; ``later_us`` has the best plan of all if that is faster."""
-    on_hosts = _problem(hosts.profile, cluster, name)
-    if is_whole(on_hosts.codec.name):
-        return _uncut(on_hosts, hosts.times(name), adam=adam)
-    codec, lacking = on_hosts.codec, why_not_encoded(on_hosts.codec)
-    anywhere = free if _times_of(name, free.profile) else hosts
-    problem = _problem(anywhere.profile, cluster, name)
-    times, plans, runs, later = anywhere.times(name), [search(problem)], "", None
+    problem, times = _problem(timed.profile, cluster, name), timed.times(name)
+    if is_whole(problem.codec.name):
+        return _uncut(problem, times, adam=adam)
+    codec, lacking = problem.codec, why_not_encoded(problem.codec)
+    plans, runs, later = [search(problem)], "", None
     iteration_us = _iteration(problem, plans[0], times)
     if not lacking:
-        limited, later, times, runs = as_jobs_run(on_hosts), iteration_us, hosts.times(name), PSGC
+        limited, later, runs = as_jobs_run(problem), iteration_us, PSGC
         carried = search(limited)
         iteration_us = _iteration(limited, carried, times)
         if later(NOMINAL) < (1 - LEAST_FASTER) * iteration_us(NOMINAL):
@@ -185,10 +180,6 @@ def _uncut(problem: Problem, times: str, *, adam: bool) -> Candidate:
         codec.name, "compress", codec.bytes_per_element, is_sound(codec.name, adam=adam), times, _iteration(served, plan, times), 1.0,
         residual_bytes(plan.buckets), 0.0, 1, PSGC,
     )  # fmt: skip
-
-
-def _times_of(name: str, profile: Profile) -> bool:
-    return bool({name, name.partition("/")[0].partition(":")[0]} & profile.codecs.keys())
 
 
 def _iteration(problem: Problem, plan: Found, times: str) -> Iteration:
