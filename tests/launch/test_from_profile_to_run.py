@@ -39,7 +39,7 @@ def test_a_plan_that_is_to_be_run_is_run_as_it_stands(launched: Any, tmp_path: P
     assert planning.returncode == 0, planning.stderr
     assert json.loads(planning.stdout)["runnable"] is True
     planned = load_plan(str(plan))
-    assert all(over_groups(bucket.option) if among_workers else bucket.option in OVER_SERVERS for bucket in planned.buckets)
+    assert all(over_groups(bucket.option) or (not among_workers and bucket.option in OVER_SERVERS) for bucket in planned.buckets)
     assert {bucket.codec for bucket in planned.buckets} == {"int8"}, "over so slow a link all is worth encoding"
     running = ("run", "--workers", "2", "--plan", str(plan), "--layout-out", str(used), "--", sys.executable, str(JOBS / "tiny.py"), "3")
     status, _, err = launched.end(launched.psgc(*running))

@@ -62,7 +62,7 @@ def test_each_link_has_its_regime_and_the_advice_is_what_runs_today(gbps: float,
 def test_candidates_are_of_all_four_kinds_and_add_up() -> None:
     found = advice(25)
     kinds = [one["kind"] for one in found["candidates"]]
-    assert kinds == ["none", "bf16", *["compress"] * 4, "infrequent"]
+    assert kinds == ["none", "bf16", *["compress"] * 5, "infrequent"]  # powersgd is the fifth: the model's shapes are known
     none, bf16 = found["candidates"][:2]
     for one in found["candidates"]:
         assert one["gain"] == pytest.approx(1 - one["iteration_ms"] / none["iteration_ms"])
@@ -186,10 +186,10 @@ def test_estimates_are_labelled_and_measured_times_used() -> None:
     measured = replace(LLAMA, codecs={"int8": {**hosts("int8", 1000.0)["int8"], "gpu": CostCurve((1.0, 1e9), (1.0, 1e5), (1.0, 1e5))}})
     found = advise(measured, cluster_of("h100", 8, 8, 100.0, 20.0), memory_gbps=3350.0)
     assert {one["name"]: one["times"] for one in found["candidates"] if one["kind"] == "compress"} == {
-        "int8": "measured", "int4": "estimated", "onebit": "estimated", "topk": "estimated",
+        "int8": "measured", "int4": "estimated", "onebit": "estimated", "topk": "estimated", "powersgd": "estimated",
     }  # fmt: skip
     assert any("codec times of int4, onebit, topk are estimates: bytes moved at 70% of the 3350 GB/s" in note for note in found["notes"])
-    assert any("codec times of int4, onebit, topk on CPUs are estimates" in note for note in found["notes"])
+    assert any("codec times of int4, onebit, powersgd, topk on CPUs are estimates" in note for note in found["notes"])
 
 
 def test_codecs_without_times_are_left_out_and_named() -> None:
@@ -203,11 +203,13 @@ def test_codecs_without_times_are_left_out_and_named() -> None:
 def test_times_on_cpus_that_nobody_measured_are_estimates_and_said_to_be() -> None:
     found = advice(100)
     assert {one["times"] for one in found["candidates"] if one["kind"] == "compress"} == {"estimated"}
-    assert any(note.startswith("codec times of int4, int8, onebit, topk on CPUs are estimates: what one core") for note in found["notes"])
+    assert any(
+        note.startswith("codec times of int4, int8, onebit, powersgd, topk on CPUs are estimates: what one core") for note in found["notes"]
+    )
 
 
 def test_the_profiles_own_codecs_are_looked_at_too_but_for_those_that_are_not_psgcs() -> None:
-    assert considered(computed_profile("gpt2", "v100")) == ("int8", "int4", "onebit", "topk", "randomk")
+    assert considered(computed_profile("gpt2", "v100")) == ("int8", "int4", "onebit", "topk", "randomk", "powersgd:rank=4")
 
 
 def test_a_gain_is_taken_in_one_corner_at_a_time() -> None:
@@ -268,3 +270,20 @@ def test_powersgd_is_advised_from_the_shapes_that_a_profile_keeps() -> None:
     assert whole["ratio_fp32"] == pytest.approx(1, rel=0.02)
     shapeless = replace(profile, tensors=tuple(replace(tensor, shape=None) for tensor in square))
     assert not any(one["name"].startswith("powersgd") for one in advise(shapeless, where, adam=False)["candidates"])
+
+
+def test_powersgd_knows_the_shapes_of_well_known_models_and_is_refused_without_shapes() -> None:
+    """Rank 4 of gpt2's matrices: an embedding of 50257 x 768 sends 4 x (50257 + 768) elements of 38.6 M; in all some hundred times fewer bytes."""
+    gpt2, where = computed_profile("gpt2", "a100"), cluster_of("a100", 4, 1, 1.0, 50.0, 1)
+    found = advise(gpt2, where, adam=False, codecs=("powersgd:rank=4",))
+    (low_rank,) = (one for one in found["candidates"] if one["kind"] == "compress")
+    matrices = [tensor.shape for tensor in gpt2.tensors if tensor.shape is not None and len(tensor.shape) > 1]
+    sent = sum(4 * (rows + columns) for rows, columns in matrices) + sum(
+        t.numel for t in gpt2.tensors if t.shape is not None and len(t.shape) == 1
+    )
+    assert low_rank["ratio_fp32"] == pytest.approx(gpt2.numel / sent, rel=0.02)
+    shapeless = replace(gpt2, tensors=tuple(replace(tensor, shape=None) for tensor in gpt2.tensors))
+    with pytest.raises(
+        UsageError, match="codec powersgd:rank=4: its payload depends on the tensors' shapes, and the profile has none of '"
+    ):
+        advise(shapeless, where, adam=False, codecs=("powersgd:rank=4",))

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from psgc.plan.inputs.cluster import Cluster, Link
+from psgc.plan.inputs.estimates import with_overheads
 from psgc.plan.inputs.profile import CostCurve, Profile, TensorProfile
 from psgc.plan.methods.bound import lower_bounds
 from psgc.plan.methods.search import search
@@ -69,3 +70,52 @@ def test_the_search_prices_messages_as_the_timeline_does_and_its_bound_holds() -
             assert bounds.any_us <= bounds.given_us <= found.step_us * (1 + 1e-9)
             parts.append(sum(bucket.parts for bucket in found.buckets))
     assert parts[2] < parts[0]
+
+
+def in_memory(cluster: Cluster, **overheads: float) -> Problem:
+    """Three tensors of 1,000 elements on a job whose gradients lie in hosts' memory, with links that take no time."""
+    tensors = tuple(TensorProfile(f"t{index}", 1_000, 0.0) for index in range(3))
+    profile = Profile("m", tensors, overheads=overheads, device="cpu")
+    return Problem(profile, cluster, codec_costs("none", profile), Constraints(runtime=True, servers=True))
+
+
+def test_each_collective_through_hosts_memory_costs_its_fixed_time_whatever_its_bytes() -> None:
+    """Between nodes 590 us, within one 280. Three buckets of a flat reduce_scatter and all_gather on two nodes: 3 x 2 x 590 = 3,540 us, one after
+    the other on the thread that handles messages; in one bucket 1,180, in one bucket of two parts 2,360. Two ranks of one node: 3 x 2 x 280 = 1,680."""
+    nodes = Cluster("c", 2, 1, Link(1e6, 0), Link(1e6, 0))
+    flat = ("flat.reduce_scatter", "flat.all_gather")
+    apart = [PlannedBucket((f"t{index}",), 1_000, 1, 0, "none", flat) for index in range(3)]
+    together = [PlannedBucket(("t0", "t1", "t2"), 3_000, 1, 0, "none", flat)]
+    problem = in_memory(nodes, collective_us=590.0, collective_within_us=280.0)
+    assert simulate(problem, apart).step_us == pytest.approx(3540, abs=1)
+    assert simulate(problem, together).step_us == pytest.approx(1180, abs=1)
+    assert simulate(problem, [replace(together[0], parts=2)]).step_us == pytest.approx(2360, abs=1)
+    one_node = replace(problem, cluster=Cluster("c", 1, 2, Link(1e6, 0), Link(1e6, 0)))
+    assert simulate(one_node, apart).step_us == pytest.approx(1680, abs=1)
+
+
+def test_sums_within_nodes_and_between_them_pay_each_its_own_and_collectives_of_gpus_pay_neither() -> None:
+    """reduce_scatter and all_gather within nodes, 280 us each, and an all_reduce between them, 590: 1,150 us. NCCL's start on the GPU."""
+    cluster = Cluster("c", 2, 2, Link(1e6, 0), Link(1e6, 0))
+    bucket = [PlannedBucket(("t0", "t1", "t2"), 3_000, 1, 0, "none", ("intra.reduce_scatter", "inter.all_reduce", "intra.all_gather"))]
+    problem = in_memory(cluster, collective_us=590.0, collective_within_us=280.0)
+    assert simulate(problem, bucket).step_us == pytest.approx(280 + 590 + 280, abs=1)
+    on_gpus = replace(problem, profile=replace(problem.profile, device="cuda"), cluster=replace(cluster, collectives="nccl"))
+    assert simulate(on_gpus, bucket).step_us == pytest.approx(0, abs=1)
+
+
+def test_a_plan_of_many_small_collectives_is_not_preferred_for_costs_that_are_missing() -> None:
+    """48 gradients of 4 KB, ready 20 us apart: at 590 us a collective few are planned, and the plan is not predicted shorter than what its collectives cost.
+    What a profile lacks gets the defaults, and that is said."""
+    tensors = tuple(TensorProfile(f"t{index}", 1_000, 20.0 * index) for index in range(48))
+    cluster = Cluster("c", 2, 1, Link(10, 5), Link(10, 50))
+    profile, notes = with_overheads(Profile("m", tensors, device="cpu"))
+    assert "collective 590 us" in notes[0] and "collective within 280 us" in notes[0]
+    assert with_overheads(replace(profile, overheads={**profile.overheads, "collective_us": 7.0}))[0].overheads["collective_us"] == 7.0
+    problem = Problem(profile, cluster, codec_costs("none", profile), Constraints(servers=True, runtime=True))
+    found = search(problem)
+    count = sum(bucket.parts * len(bucket.option) for bucket in found.buckets)
+    assert found.step_us >= 590 * count
+    assert count <= 4
+    bounds = lower_bounds(problem, found.buckets, found.step_us)
+    assert bounds.any_us <= bounds.given_us <= found.step_us * (1 + 1e-9)

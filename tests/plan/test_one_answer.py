@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from psgc.errors import UsageError
 from psgc.layout import Declaration, TensorSpec, build_layout
 from psgc.plan.inputs.cluster import Cluster, Link
 from psgc.plan.inputs.estimates import cluster_of, with_codec_times
@@ -19,9 +20,9 @@ from psgc.plan.live.outlook import Machines, outlook
 from psgc.plan.methods.search import search
 from psgc.plan.model.options import Constraints, is_program
 from psgc.plan.model.plan import JobShape, Plan, PlannedBucket, shape_of
-from psgc.plan.model.problem import Problem, codec_costs, simulate
+from psgc.plan.model.problem import Problem, codec_costs, is_of_a_node, simulate
 from psgc.plan.planfile.completing import whole_plan
-from psgc.plan.planfile.runtime import check_runs, planned_buckets, why_not_run
+from psgc.plan.planfile.runtime import check_runs, planned_buckets
 from psgc.plan.report.running import as_jobs_run, running
 from psgc.program.compile import compile_option
 from psgc.program.ranks import Ranks
@@ -42,9 +43,10 @@ def questions(draw: st.DrawFn) -> Problem:
     known = codec if codec == "none" or all(half in timed.codecs for half in codec.split("/")) else "none"
     host = draw(st.sampled_from([None, Link(100, 10)])) if device == "cuda" else None
     collectives = draw(st.sampled_from(["", "host", "nccl"])) if device == "cuda" else ""
+    costs = codec_costs(known, timed)
     cluster = Cluster(
         "made", draw(st.integers(1, 3)), draw(st.integers(1, 2)), Link(50, 5), Link(draw(st.sampled_from([0.1, 10.0])), 50),
-        draw(st.integers(0, 2)), cores=4, host=host, collectives=collectives,
+        draw(st.integers(0, 2)), cores=0 if is_of_a_node(costs) else 4, host=host, collectives=collectives,
     )  # fmt: skip
     runtime = draw(st.booleans()) and cluster.servers > 0
     return Problem(timed, cluster, codec_costs(known, timed, cluster.gpus), Constraints(servers=True, runtime=runtime))
@@ -74,9 +76,11 @@ def test_what_is_called_runnable_is_accepted_by_a_job_and_what_is_not_is_refused
     found = search(problem)
     answer = running(problem, found.buckets)
     plan = whole_plan(problem, found.buckets, simulate(problem, found.buckets), {})
-    assert answer.runs == (why_not_run(plan, "plan") is None)
     if answer.runs:
         accepted(plan, problem.profile, problem.cluster)
+    else:
+        with pytest.raises(UsageError):
+            accepted(plan, problem.profile, problem.cluster)
     assert problem.profile.device != "cpu" or not encodes_on_gpus(found.buckets)
     limited = as_jobs_run(problem)
     best = search(limited)
@@ -107,7 +111,7 @@ def test_every_option_that_planners_choose_from_for_a_job_is_one_that_jobs_run(p
 def test_what_auto_plans_is_accepted_by_its_job(problem: Problem, groups: bool) -> None:
     profile, cluster = problem.profile, problem.cluster
     codec = problem.codec.name if "/" not in problem.codec.name else "none"
-    if profile.device == "" or not groups and not cluster.servers:
+    if profile.device == "" or not (groups or cluster.servers):
         return
     machines = Machines(
         cluster.nodes, cluster.gpus_per_node, cluster.servers, 4, groups=groups, gpus=profile.device == "cuda", host=cluster.host
@@ -130,6 +134,17 @@ def test_a_plan_that_encodes_on_a_gpu_is_not_called_runnable_for_a_model_without
 
 CPU_CLUSTER = cluster_of("AMD EPYC", 2, 1, 1.0, 50.0)
 GPU_CLUSTER = cluster_of("h100", 8, 8, 100.0, 20.0)
+
+
+def test_a_bucket_that_is_cut_more_finely_than_jobs_cut_is_not_called_runnable() -> None:
+    profile = Profile("m", (TensorProfile("a", 5000, 0.0),))
+    problem = Problem(profile, Cluster("c", 2, 1, Link(10, 5), Link(1, 50), 1), codec_costs("none", profile, 2), Constraints(servers=True))
+    for parts, runs in ((2, True), (3, False)):
+        buckets = [PlannedBucket(("a",), 5000, parts, 0, "none", ("flat.push", "flat.pull"))]
+        assert running(problem, buckets).runs is runs
+        if not runs:
+            with pytest.raises(UsageError, match="so plan at most 2"):
+                accepted(Plan("m", "c", tuple(buckets)), profile, problem.cluster)
 
 
 @pytest.mark.parametrize("kind", ["a trace of a CPU", "llama-8b on GPUs"])

@@ -5,7 +5,8 @@
      "forward_us": null,                                     the rest of an iteration: before the first gradient and after synchronization
      "codecs": {"int8": {"cpu": {"numel": [..], "encode_us": [..], "decode_us": [..]}, "gpu": {...}, "server": {...}}},
      "spread": {"backward_us": {"median", "iqr"}},           of measured totals: median and interquartile range
-     "overheads": {"part_us", "next_part_us"},               fixed times of a part, which do not depend on its bytes
+     "overheads": {"part_us", "next_part_us",                fixed times of a part over servers, and of a part's collective among workers through
+                   "collective_us", "collective_within_us"},   hosts' memory, between nodes and within one; they do not depend on bytes
      "links": {"loopback": {"gbps", "latency_us"}}}
 
 or a CSV table of tensors only, with the columns name, numel and ready_us. Owns both formats and their errors, and cost curves. Times are in
@@ -19,7 +20,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,6 +34,7 @@ from psgc.plan.inputs.documents import is_number, read_document, shown
 
 F64 = NDArray[np.float64]
 VERSION: Final = 1
+OVERHEADS: Final = ("part_us", "next_part_us", "collective_us", "collective_within_us")
 MOST_NUMEL: Final = 1 << 34  # of a tensor: 64 GiB of fp32, or 16384 parts for methods that cut at 4 MiB
 LEAST_TFLOPS, MOST_TFLOPS = 1e-6, 1e6  # every GPU lies between these
 # Our estimates of TFLOP/s in training: two thirds of the fp32 peak of V100 and T4, 40 % of the others' bf16 peak. Users who know better give a number.
@@ -180,9 +182,9 @@ def computed_profile(name: str, gpu: str, batch: int | None = None) -> Profile:
     items, ready, tensors = batch or model.batch, 0.0, []
     for weight in reversed(model.weights):
         ready += 2 * weight.flops * items / (tflops * 1e6)
-        tensors.append(TensorProfile(weight.name, weight.numel, ready))
+        tensors.append(TensorProfile(weight.name, weight.numel, ready, weight.shape))
     first = tensors[0].ready_us
-    moved = tuple(TensorProfile(t.name, t.numel, t.ready_us - first) for t in tensors)
+    moved = tuple(replace(t, ready_us=t.ready_us - first) for t in tensors)
     forward = sum(weight.flops for weight in model.weights) * items / (tflops * 1e6)
     source = f"computed: {items} {model.item}s a GPU at {tflops:g} TFLOP/s achieved"
     return Profile(model.name, moved, gpu, "", source, forward, BUILTIN_CODECS.get(gpu.lower(), {}), device="cuda")

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 from psgc.errors import UsageError
 from psgc.plan.inputs.cluster import Cluster, Link
+from psgc.plan.inputs.estimates import DEFAULT_OVERHEADS
 from psgc.plan.inputs.profile import Profile
 from psgc.plan.live.levels import loss_of, loss_of_codec
 from psgc.plan.methods.search import QUICK, search
@@ -35,7 +36,7 @@ MEMORY_GBPS: Final = (
     20.0  # between ranks of one node, if it has not been measured: the rate of a reduce_scatter of 25 MB on a machine with two cores
 )
 MOST_ENCODES: Final = 2  # encodings of a planned bucket; over servers there are two, by a worker and by a server
-OVERHEADS: Final = {"part_us": 200.0, "next_part_us": 60.0}  # fixed times of a part, about as psgc profile --links measures them
+OVERHEADS: Final = DEFAULT_OVERHEADS  # fixed times of a part
 
 
 @dataclass(frozen=True, slots=True)

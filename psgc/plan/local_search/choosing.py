@@ -153,7 +153,7 @@ class Search:
         plan[0, :buckets], plan[1, :buckets] = start.bucketing.parts, space.positions(options, start.options)
         plan[2, :buckets] = np.arange(buckets) if start.turn is None else start.turn
         of, (parts, option, turn) = start.bucketing.of.astype(np.int64), plan
-        least, most = (float(BLOCK), float(MAX_PART)) if self.problem.constraints.to_be_run else (1.0, np.inf)
+        least, most = (float(BLOCK), float(MAX_PART)) if self.problem.cuts_as_jobs else (1.0, np.inf)
         step, buckets, work = anneal(
             tensors.numel, tensors.ready_us, tensors.codec, np.searchsorted(tensors.ready_us, tensors.ready_us), least, most, MAX_PARTS,
             space.tasks(options), np.ascontiguousarray(space.fits(options)), space.resources, *space.costs, space.threads, space.moments_us,
@@ -194,7 +194,7 @@ class Search:
 
     def cut(self, buckets: Bucketing) -> Bucketing:
         """The buckets with parts that a job can have, if the plan is to be run."""
-        return buckets.at_blocks() if self.problem.constraints.to_be_run else buckets
+        return buckets.at_blocks() if self.problem.cuts_as_jobs else buckets
 
     def descend(
         self, buckets: Bucketing, options: Ints, kinds: Kinds, fits: NDArray[np.bool_], starts: Ints, budget: int,

@@ -44,7 +44,8 @@ If jobs run collectives through hosts' memory (``collectives = "host"`` in the c
 collective, and stay until the GPU decodes them, or until the end.
 Messages. One thread at each end handles them. ``next_part_us`` of the profile is the time for which a part keeps both threads busy, and
 ``part_us`` the time that a lone part takes there and back besides its bytes and codecs. A push has one half of each, a pull the other. A server's
-thread does this for every rank.
+thread does this for every rank. A collective of jobs through hosts' memory keeps the thread busy for ``collective_us`` of the profile between nodes, and for
+``collective_within_us`` within one, whatever its bytes: ranks are told, buffers handed over, threads woken. So many small collectives cost their number.
 Sources: Thakur et al. 2005 for collectives; Wang et al. 2023 (Espresso), table 3, for which action may follow which.
 """
 
@@ -143,7 +144,8 @@ class CodecCosts:
     pull_bytes_per_element: of payloads that servers answer with; None: the same.
     curves:                 times by device. ``server`` decodes to add one payload, and encodes to finish the sum; without it ``cpu`` counts.
     raw:                    the curves of ``none``, by device.
-    part_us, next_part_us:  the profile's overheads of any part that goes to a server; see the module's text."""
+    part_us, next_part_us:  the profile's overheads of any part that goes to a server; see the module's text.
+    collective_us, collective_within_us: those of a collective through hosts' memory, between nodes and within one."""
 
     name: str
     bytes_per_element: float
@@ -152,6 +154,8 @@ class CodecCosts:
     raw: Mapping[str, CostCurve] = field(default_factory=dict)
     part_us: float = 0.0
     next_part_us: float = 0.0
+    collective_us: float = 0.0
+    collective_within_us: float = 0.0
 
     def device(self, name: str) -> CostCurve:
         curve = self.curves.get(name) or (self.curves.get("cpu") if name == "server" else None)
@@ -298,10 +302,12 @@ def _work(
     if ranks == 1:
         return []
     size = share * pieces * (codec.bytes_per_element if held.encoded else FLOAT_BYTES)
+    handled = _handled_in_memory(level, cluster, codec) if collectives is IN_HOSTS_MEMORY else 0.0
+    begun = [Task(action, MESSAGES, handled, 0.0)] if handled else []
     if level == "intra" and not held.encoded and _switches(cluster) > 1 and operation != "all_reduce":
-        return _by_switch(action, operation, size, cluster)
+        return [*begun, *_by_switch(action, operation, size, cluster)]
     if operation not in collectives.in_two:
-        return [_collective(action, operation, held, size, cluster, collectives)]
+        return [*begun, _collective(action, operation, held, size, cluster, collectives)]
     first, second = collectives.in_two[operation]
     one = _collective(action, first, held, size, cluster, collectives)
     other = _collective(action, second, held, size / ranks, cluster, collectives)
@@ -435,6 +441,12 @@ def _with_server(action: str, cluster: Cluster, held: Held, share: float, codec:
                 ]
         return made
     return [*travel, Task(action, CPU, 0.0, 0.0, f"{RAW}cpu.decode", share)] if copies else travel
+
+
+def _handled_in_memory(level: str, cluster: Cluster, codec: CodecCosts) -> float:
+    """Microseconds for which one part's collective through hosts' memory keeps a worker's message thread busy."""
+    within = level == "intra" or (level == "flat" and cluster.nodes == 1)
+    return codec.collective_within_us if within else codec.collective_us
 
 
 def _handled(codec: CodecCosts, messages: float, of_a_part: float) -> tuple[float, float]:

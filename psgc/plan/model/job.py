@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from psgc.errors import UsageError
 from psgc.plan.inputs.cluster import Cluster, load_cluster
-from psgc.plan.inputs.estimates import ASSUMED_GPU, Measured, located, with_codec_times
+from psgc.plan.inputs.estimates import ASSUMED_GPU, Measured, located, with_codec_times, with_cpu_estimates, with_overheads
 from psgc.plan.inputs.profile import Profile, load_profile
 from psgc.plan.model.constraints import ALL
 from psgc.plan.model.costs import CodecCosts
@@ -60,6 +60,9 @@ def load_job(
     constraints = replace(constraints, on_gpus=constraints.runtime and profile.device == "cuda" and "gpu" in constraints.devices)
     named = {*(name for _, name in constraints.codecs), *beside}
     if not may_encode(constraints) or {codec, *named} == {UNCOMPRESSED}:
+        profile, _ = with_cpu_estimates(profile, (UNCOMPRESSED,))  # copies into slots and out of them, and servers' sums
+        profile, fixed = with_overheads(profile)
+        notes += fixed
         return Job(Problem(profile, cluster, codec_costs(UNCOMPRESSED, profile), constraints), tuple(notes))
     wanted = named | _candidates(codec, profile, adam=adam)
     timed = with_codec_times(profile, wanted or profile.codecs, gpu=gpu or "", measured=measured)
@@ -137,11 +140,11 @@ def _default_note(codec: str, profile: Profile, *, adam: bool) -> str:
 
 def _costs(codec: str, profile: Profile, cluster: Cluster, constraints: Constraints) -> CodecCosts:
     """The codec's costs. Raises UsageError if no plan could encode with it."""
+    if constraints.runtime and codec != UNCOMPRESSED:
+        _check_runs(codec)
     costs = codec_costs(codec, profile, cluster.gpus)
     if codec == UNCOMPRESSED:
         return costs
-    if constraints.runtime:
-        _check_runs(codec)
     devices = _devices(profile, constraints)
     if not devices:
         raise UsageError(

@@ -16,7 +16,7 @@ import numpy as np
 
 from psgc.errors import UsageError
 from psgc.plan.inputs.cluster import Cluster
-from psgc.plan.inputs.profile import V100_CODECS, CostCurve, Profile
+from psgc.plan.inputs.profile import OVERHEADS, V100_CODECS, CostCurve, Profile
 from psgc.plan.model import costs, options
 from psgc.plan.model.bucketing import Tensors
 from psgc.plan.model.costs import FLOAT_BYTES, CodecCosts
@@ -36,26 +36,35 @@ def codec_costs(name: str, profile: Profile, workers: int = 1) -> CodecCosts:
     A ``push/pull`` pair takes the times of both halves. ``none`` has no encode or decode times, so no device can encode with it.
     Raises CodecError for an unknown codec, and UsageError for a codec without times in the profile."""
     raw = profile.codecs.get(UNCOMPRESSED, {})
-    part_us, next_part_us = (profile.overheads.get(key, 0.0) for key in ("part_us", "next_part_us"))
+    fixed = [profile.overheads.get(key, 0.0) for key in OVERHEADS]
     if name == UNCOMPRESSED:
-        return CodecCosts(UNCOMPRESSED, FLOAT_BYTES, {}, None, raw, part_us, next_part_us)
+        return CodecCosts(UNCOMPRESSED, FLOAT_BYTES, {}, None, raw, *fixed)
     if name in PUBLISHED_BYTES:
-        return CodecCosts(name, PUBLISHED_BYTES[name], profile.codecs.get(name, {}), None, raw, part_us, next_part_us)
+        return CodecCosts(name, PUBLISHED_BYTES[name], profile.codecs.get(name, {}), None, raw, *fixed)
     from psgc.codecs.registry import parse_scheme
     from psgc.codecs.scheme import BucketContext
 
     sample = _SAMPLE
     scheme = parse_scheme(name, BucketContext("float32", workers, True, ((_SAMPLE,),)))
-    if scheme.whole and all(
-        tensor.shape is not None for tensor in profile.tensors
-    ):  # payloads depend on shapes: the whole model is the sample
+    if scheme.whole:  # payloads depend on shapes: the whole model is the sample
+        _check_shapes(name, profile)
         sample, known = profile.numel, tuple(tensor.shape for tensor in profile.tensors if tensor.shape is not None)
         scheme = parse_scheme(name, BucketContext("float32", workers, True, known))
     curves = _curves(name, scheme.canonical, profile)
     rounds = scheme.rounds(sample)
     push = sum(round_.pair.push.payload_bound(round_.numel) for round_ in rounds) / sample
     pull = sum(round_.pair.pull.payload_bound(round_.numel) for round_ in rounds) / sample
-    return CodecCosts(scheme.canonical, push, curves, pull, raw, part_us, next_part_us)
+    return CodecCosts(scheme.canonical, push, curves, pull, raw, *fixed)
+
+
+def _check_shapes(name: str, profile: Profile) -> None:
+    """Raise UsageError, which names the first tensor without a shape."""
+    lacking = next((tensor.name for tensor in profile.tensors if tensor.shape is None), None)
+    if lacking is not None:
+        raise UsageError(
+            f"codec {name}: its payload depends on the tensors' shapes, and the profile has none of {lacking!r}; psgc profile "
+            f"makes profiles with shapes"
+        )
 
 
 def _curves(name: str, canonical: str, profile: Profile) -> Mapping[str, CostCurve]:
@@ -160,6 +169,11 @@ class Problem:
     def on_gpus(self) -> bool:
         """Whether jobs encode on GPUs: the plan is to be run, and gradients lie on a GPU."""
         return self.constraints.runtime and self.profile.device == "cuda"
+
+    @property
+    def cuts_as_jobs(self) -> bool:
+        """Whether parts are cut as jobs cut them: wherever it is known of what job the profile is."""
+        return self.constraints.to_be_run or bool(self.profile.device)
 
     def takes(self, option: Option, codec: CodecCosts) -> bool:
         """Whether buckets of this codec can have an allowed option: the codec has times for every device that the option uses."""
@@ -291,15 +305,19 @@ def simulate(problem: Problem, buckets: Sequence[PlannedBucket]) -> Simulated:
     ready = [max(problem.ready_us[name] for name in bucket.tensors) for bucket in buckets]
     order = sorted(range(len(buckets)), key=lambda index: (ready[index], -buckets[index].priority, index))
     chains: list[list[tuple[int, float]]] = []
+    priced: dict[tuple[Option, str, float], list[tuple[str, int, float]]] = {}
     starts, rows = [], []
     for index in order:
         bucket = buckets[index]
         sizes, codec = bucket.part_sizes(), problem.costs_of(bucket)
-        by_size = {size: problem.part_tasks(bucket.option, size, codec) for size in dict.fromkeys(sizes)}
+        for size in dict.fromkeys(sizes):
+            if (bucket.option, codec.name, size) not in priced:  # a model's layers repeat, so many parts cost the same
+                priced[bucket.option, codec.name, size] = problem.part_tasks(bucket.option, size, codec)
         for part, size in enumerate(sizes):
-            chains.append([(resource, us) for _, resource, us in by_size[size]])
+            of_part = priced[bucket.option, codec.name, size]
+            chains.append([(resource, us) for _, resource, us in of_part])
             starts.append(ready[index])
-            rows += [Row(index, part, action) for action, _, _ in by_size[size]]
+            rows += [Row(index, part, action) for action, _, _ in of_part]
     made = chains_of(starts, chains, problem.threads.tolist(), problem.tensors.ready_us, ranks(buckets, order))
     timeline = run(made)
     return Simulated(timeline.step_us, made, timeline, tuple(rows))

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from psgc.plan.inputs.cluster import Cluster, Link
-from psgc.plan.inputs.profile import CostCurve, Profile, TensorProfile
+from psgc.plan.inputs.profile import CostCurve, Profile
 from psgc.plan.model.costs import CodecCosts
 from psgc.plan.model.problem import Problem
 
@@ -76,7 +76,7 @@ def _profile(profile: Profile, change: Change) -> Profile:
     factor = change.backward / change.compute
     if factor == 1 and change.compute == 1:
         return profile
-    tensors = tuple(TensorProfile(tensor.name, tensor.numel, tensor.ready_us * factor) for tensor in profile.tensors)
+    tensors = tuple(replace(tensor, ready_us=tensor.ready_us * factor) for tensor in profile.tensors)
     forward = None if profile.forward_us is None else profile.forward_us / change.compute
     return replace(profile, tensors=tensors, forward_us=forward)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from psgc.codecs.codec import BLOCK
 from psgc.errors import UsageError
 from psgc.plan.inputs.cluster import Cluster
 from psgc.plan.methods.registry import find
@@ -42,7 +43,7 @@ class Running:
 
 def running(problem: Problem, buckets: Sequence[PlannedBucket]) -> Running:
     """Whether a job can run these buckets, and, if not, the best plan that it can run."""
-    refused = tuple(sorted({*not_carried(buckets), *_without_their_gpu(problem, buckets)}))
+    refused = tuple(sorted({*not_carried(buckets), *_without_their_gpu(problem, buckets), *_cut_too_finely(buckets)}))
     if not refused:
         return Running((), None, problem)
     limited = as_jobs_run(problem)
@@ -59,6 +60,11 @@ def _without_their_gpu(problem: Problem, buckets: Sequence[PlannedBucket]) -> li
     """The indices of the buckets that a GPU encodes or decodes, if gradients lie in hosts' memory."""
     on_hosts = problem.profile.device == "cpu"
     return [number for number, bucket in enumerate(buckets) if on_hosts and "gpu" in devices_of(bucket.option)]
+
+
+def _cut_too_finely(buckets: Sequence[PlannedBucket]) -> list[int]:
+    """The indices of the buckets with more parts than a job can cut them into."""
+    return [number for number, bucket in enumerate(buckets) if bucket.parts > max(1, -(-bucket.numel // BLOCK))]
 
 
 def as_jobs_run(problem: Problem) -> Problem:

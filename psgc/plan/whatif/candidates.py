@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from psgc.plan.inputs.cluster import Cluster
 from psgc.plan.inputs.estimates import Timed
-from psgc.plan.inputs.profile import Profile, TensorProfile
+from psgc.plan.inputs.profile import Profile
 from psgc.plan.methods.result import Found
 from psgc.plan.methods.search import search
 from psgc.plan.model.options import Constraints, encodes
@@ -196,7 +196,7 @@ def _local_steps(problem: Problem, name: str, times: str) -> Candidate:
     """The candidate of local steps: the change of H steps is exchanged, without overlap with computing (Douillard et al. 2023, algorithm 1)."""
     profile = problem.profile
     computing = (profile.forward_us or 0.0) + profile.backward_us
-    at_once = replace(problem, profile=replace(profile, tensors=tuple(TensorProfile(t.name, t.numel, 0.0) for t in profile.tensors)))
+    at_once = replace(problem, profile=replace(profile, tensors=tuple(replace(t, ready_us=0.0) for t in profile.tensors)))
     plan = search(at_once)
     steps = next((h for h in LOCAL_STEPS if plan.step_us / h <= EXCHANGE_SHARE * computing), LOCAL_STEPS[-1])
 
