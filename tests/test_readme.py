@@ -201,7 +201,7 @@ def test_the_way_from_profile_to_run_that_readme_shows_can_be_gone(shell: Any) -
     for line in lines[first : first + 3]:
         done = shell(line)
         assert done.returncode == 0, done.stderr
-    assert "codec int8" in done.stderr, "over so slow a link the plan encodes"
+    assert "codec int8" in done.stderr or "codec int4" in done.stderr, "over so slow a link the plan encodes, with what psgc advise takes"
 
 
 @pytest.mark.parametrize("program", ["psgc.launch.cli", "psgc.launch.job.bpslaunch"])

@@ -17,6 +17,8 @@ from psgc.launch.flags import ClusterText, GpuText, Json, ProfileText, check_gpu
 from psgc.launch.tables import progress
 
 if TYPE_CHECKING:
+    from psgc.plan.inputs.cluster import Cluster
+    from psgc.plan.inputs.profile import Profile
     from psgc.plan.model.options import Constraints
 
 
@@ -62,7 +64,6 @@ def plan(
         from psgc.plan.model.quality import ADAM, OPTIMIZERS
         from psgc.plan.report.assessment import BEST, assess
         from psgc.plan.report.document import document
-        from psgc.plan.whatif.advise import advised_codec
 
         allowed = load_constraints(constraints) if constraints else ALL
         allowed = replace(allowed, runtime=True) if runnable else allowed
@@ -71,7 +72,7 @@ def plan(
         if force and method != BEST:
             raise UsageError(f"plan: --force and --method {method}: another method's plan is written as it is; leave one of them out")
         adam = optimizer == ADAM
-        choose = functools.partial(advised_codec, gpu=gpu or "", adam=adam, measured=with_measured_codecs)
+        choose = functools.partial(_advised, gpu or "", adam)
         job = load_job(profile, cluster, codec, allowed, gpu=gpu, adam=adam, measured=with_measured_codecs, choose=choose)
         _check_encodes(codec, job.problem.constraints, f"constraints {constraints}")
         tell(f"planning {job.problem.profile.model} by {method}")
@@ -91,6 +92,14 @@ def plan(
         from psgc.launch.plan_tables import print_plan
 
         print_plan(assessed)
+
+
+def _advised(gpu: str, adam: bool, profile: Profile, cluster: Cluster) -> tuple[str, str]:
+    """What ``psgc advise`` takes, and a note."""
+    from psgc.launch.gpu_results import with_measured_codecs
+    from psgc.plan.whatif.advise import advised_codec
+
+    return advised_codec(profile, cluster, gpu=gpu, adam=adam, measured=with_measured_codecs)
 
 
 def _check_encodes(codec: str | None, allowed: Constraints, source: str) -> None:

@@ -35,7 +35,7 @@ def test_a_plan_that_is_to_be_run_is_run_as_it_stands(launched: Any, tmp_path: P
     cluster.write_text(CLUSTER.replace("servers = 1\n", "") if among_workers else CLUSTER)
     constraints.write_text('devices = ["cpu"]\n')
     only = ("--constraints", str(constraints)) if among_workers else ("--runnable",)
-    planning = psgc("plan", "--profile", str(profile), "--cluster", str(cluster), *only, "-o", str(plan), "--json")
+    planning = psgc("plan", "--profile", str(profile), "--cluster", str(cluster), "--codec", "int8", *only, "-o", str(plan), "--json")
     assert planning.returncode == 0, planning.stderr
     assert json.loads(planning.stdout)["runnable"] is True
     planned = load_plan(str(plan))

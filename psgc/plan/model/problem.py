@@ -129,6 +129,8 @@ class Problem:
     @cached_property
     def codec_numbers(self) -> dict[str, int]:
         """Index in ``codecs`` of each tensor's codec, by the tensor's name."""
+        if not self.others:
+            return dict.fromkeys(self.numel, 0)
         numbers = {codec.name: number for number, codec in enumerate(self.codecs)}
         return {name: numbers[self._codec_named(name).name] for name in self.numel}
 
