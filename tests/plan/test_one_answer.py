@@ -15,7 +15,7 @@ from psgc.errors import UsageError
 from psgc.layout import Declaration, TensorSpec, build_layout
 from psgc.plan.inputs.cluster import Cluster, Link
 from psgc.plan.inputs.estimates import cluster_of, with_codec_times
-from psgc.plan.inputs.profile import Profile, TensorProfile, load_profile
+from psgc.plan.inputs.profile import CostCurve, Profile, TensorProfile, load_profile
 from psgc.plan.live.outlook import Machines, outlook
 from psgc.plan.methods.search import search
 from psgc.plan.model.options import Constraints, is_program
@@ -28,6 +28,7 @@ from psgc.program.compile import compile_option
 from psgc.program.ranks import Ranks
 from tests.plan.commands import psgc
 
+CURVE = CostCurve((1.0, 1e6), (10.0, 500.0), (10.0, 500.0))
 CODECS = ("none", "bf16", "int8", "int4", "onebit", "topk", "onebit/int8", "shared", "dithering")
 
 
@@ -38,7 +39,8 @@ def questions(draw: st.DrawFn) -> Problem:
     sizes = draw(st.lists(st.sampled_from([1, 4096, 70001, 1 << 20]), min_size=1, max_size=4))
     tensors = tuple(TensorProfile(f"t{number}", numel, 300.0 * number) for number, numel in enumerate(sizes))
     codec = draw(st.sampled_from(CODECS))
-    profile = Profile("m", tensors, hardware=draw(st.sampled_from(["", "NVIDIA A100"])), device=device)
+    own = {name: {"cpu": CURVE, "server": CURVE} for name in ("shared", "dithering")} if codec in ("shared", "dithering") else {}
+    profile = Profile("m", tensors, hardware=draw(st.sampled_from(["", "NVIDIA A100"])), device=device, codecs=own)
     timed = with_codec_times(profile, codec.split("/"), memory_gbps=draw(st.sampled_from([None, 900.0]))).profile
     known = codec if codec == "none" or all(half in timed.codecs for half in codec.split("/")) else "none"
     host = draw(st.sampled_from([None, Link(100, 10)])) if device == "cuda" else None
