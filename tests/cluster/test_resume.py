@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(600)  # two jobs of every codec, on a machine t
 MakeJob = Callable[..., Any]
 ROOT = Path(__file__).parents[2]
 WAYS = resume.ways()
-STEPS = "14"
+STEPS = "10"
 ENV = {"PSGC_FUSE_BYTES": "40000", "PSGC_MIN_COMPRESS_BYTES": "0"}  # several buckets, all of them compressed
 
 
@@ -70,7 +70,7 @@ MOVES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("workers", "servers"), [(1, 1), (3, 2), (2, 1)])
+@pytest.mark.parametrize(("workers", "servers"), [(1, 1), (3, 2), pytest.param(2, 1, marks=pytest.mark.long)])
 def test_whatever_the_workers_servers_and_codecs_nothing_is_lost_in_the_sum(
     make_job: MakeJob, left_behind: Path, workers: int, servers: int
 ) -> None:

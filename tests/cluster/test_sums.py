@@ -30,12 +30,12 @@ def test_every_dtype_is_right_to_the_bit(make_job: Callable[..., Any], workers: 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_compressed_sums_follow_the_two_sided_algebra_to_the_bit(make_job: Callable[..., Any], transport: str) -> None:
-    exact(make_job(nodes=3, servers=2), transport, "--steps", "40", codecs=("onebit", "int8", "topk:k=0.01", "onebit/bf16"))
+    exact(make_job(nodes=3, servers=2), transport, "--steps", "20", codecs=("onebit", "int8", "topk:k=0.01", "onebit/bf16"))
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_rounds_and_relay_are_right_to_the_bit(make_job: Callable[..., Any], transport: str) -> None:
-    exact(make_job(nodes=3, servers=2), transport, "--steps", "40", codecs=("shared", "shared:ef=0", "onebit/relay"))
+    exact(make_job(nodes=3, servers=2), transport, "--steps", "20", codecs=("shared", "shared:ef=0", "onebit/relay"))
 
 
 def test_random_delays_change_nothing(make_job: Callable[..., Any]) -> None:
