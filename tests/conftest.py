@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import os
@@ -23,7 +24,7 @@ from hypothesis import settings
 
 from tests.kernels import compile_all
 from tests.ports import free_port
-from tests.preloaded import Preloaded, fixed_by_imports
+from tests.preloaded import DERIVED, Preloaded, derived_root, fixed_by_imports
 from tests.rewritten import compile_sources
 
 settings.register_profile("psgc", deadline=None)  # a loaded machine is no failure
@@ -75,6 +76,9 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     skipped = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in terminalreporter.getreports("skipped"))
     for reason, count in skipped.most_common():
         terminalreporter.write_line(f"SKIPPED [{count}] {reason}")
+
+
+_derived = functools.lru_cache(maxsize=16)(derived_root)
 
 
 @dataclass
@@ -140,6 +144,8 @@ class Job:
         }  # fmt: skip
         popen: subprocess.Popen[str]
         if command[0] == sys.executable and not any(fixed_by_imports(variable) for variable in {**self.env, **env}):
+            if full["PSGC_TOKEN"] and full["PSGC_JOB"].isdigit():
+                full[DERIVED] = _derived(full["PSGC_JOB"], full["PSGC_TOKEN"])
             popen = Preloaded(command[1:], full, **options)
         else:
             popen = subprocess.Popen(command, env=full, text=True, **options)

@@ -40,12 +40,17 @@ class ControlKeys:
     member_secret: bytes
 
 
+def root_of(job: int, token: str) -> bytes:
+    """What the job's keys are derived from; slow on purpose."""
+    return hashlib.pbkdf2_hmac("sha256", token.encode(), b"psgc/1 control, job %d" % job, ROUNDS)
+
+
 @cache
 def control_keys(job: int, token: str) -> ControlKeys | None:
     """The job's keys; None without a token."""
     if not token:
         return None
-    root = hashlib.pbkdf2_hmac("sha256", token.encode(), b"psgc/1 control, job %d" % job, ROUNDS)
+    root = root_of(job, token)
     secrets = [z85.encode(hmac.digest(root, whose, "sha256")) for whose in (b"scheduler", b"member")]
     scheduler, member = (zmq.curve_public(secret) for secret in secrets)
     return ControlKeys(scheduler, secrets[0], member, secrets[1])
