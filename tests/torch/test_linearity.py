@@ -71,7 +71,21 @@ def momentum_sgd(params: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(params, lr=0.1, momentum=0.9)
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.fixture
+def compressing(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """As ``alone``, where small tensors are compressed, too."""
+    monkeypatch.setenv("PSGC_MIN_COMPRESS_BYTES", "0")
+    request.getfixturevalue("alone")
+
+
+def three_steps(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+
+
+@pytest.mark.usefixtures("compressing")
 @pytest.mark.parametrize(("kind", "codec", "warned"), [
     (torch.optim.AdamW, "onebit", True), (torch.optim.Adam, "int8/onebit", True), (torch.optim.AdamW, "powersgd", True),
     (Lion, "topk:k=0.01", True), (torch.optim.AdamW, "powersgd:rank=8", True), (torch.optim.AdamW, "powersgd:rank=16", False),
@@ -85,25 +99,46 @@ def test_a_coarse_codec_is_advised_against_unless_steps_are_linear_in_the_gradie
     model = nn.Linear(3, 2)
     with caplog.at_level(logging.WARNING, logger=linearity.logger.name):
         optimizer = psgc.DistributedOptimizer(kind(model.parameters()), compression=codec)
-        for _ in range(3):
-            optimizer.zero_grad()
-            model(torch.ones(1, 3)).sum().backward()
-            optimizer.step()
+        three_steps(model, optimizer)
     assert caplog.text.count("bf16 or int8 do not") == int(warned)
     assert not warned or type(optimizer).__name__ in caplog.text
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("compressing")
 def test_a_subclass_of_sgd_that_keeps_more_than_momentum_is_found_out_after_its_first_step(caplog: pytest.LogCaptureFixture) -> None:
     model = nn.Linear(3, 2)
     with caplog.at_level(logging.WARNING, logger=linearity.logger.name):
         optimizer = psgc.DistributedOptimizer(NormalizedSGD(model.parameters(), lr=0.1, momentum=0.9), compression="onebit")
         assert not caplog.text
-        for _ in range(3):
-            optimizer.zero_grad()
-            model(torch.ones(1, 3)).sum().backward()
-            optimizer.step()
+        three_steps(model, optimizer)
     assert caplog.text.count("NormalizedSGD") == 1
+
+
+@pytest.mark.usefixtures("alone")
+def test_nothing_is_advised_where_every_tensor_is_too_small_to_be_compressed(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Linear(3, 2)
+    with caplog.at_level(logging.WARNING, logger=linearity.logger.name):
+        optimizer = psgc.DistributedOptimizer(torch.optim.AdamW(model.parameters()), compression="onebit")
+        three_steps(model, optimizer)
+        crossed = psgc.CrossBarrier(
+            other := nn.Linear(3, 2), torch.optim.SGD(other.parameters(), lr=0.1, momentum=0.9), compression="onebit"
+        )
+        three_steps(other, crossed)
+        optimizer.switch_plan("topk")
+        three_steps(model, optimizer)
+    assert not caplog.text
+
+
+@pytest.mark.usefixtures("compressing")
+def test_a_switch_to_a_coarse_codec_is_advised_against_after_it(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Linear(3, 2)
+    with caplog.at_level(logging.WARNING, logger=linearity.logger.name):
+        optimizer = psgc.DistributedOptimizer(torch.optim.AdamW(model.parameters()), compression="int8")
+        three_steps(model, optimizer)
+        assert not caplog.text
+        optimizer.switch_plan("onebit")
+        three_steps(model, optimizer)
+    assert caplog.text.count("codec onebit with AdamW") == 1
 
 
 def test_the_codecs_advised_against_are_those_that_the_quality_study_shows_beyond_two_deviations_under_adamw() -> None:

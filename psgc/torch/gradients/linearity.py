@@ -19,6 +19,7 @@ from typing import Final
 import torch
 
 from psgc.errors import UsageError
+from psgc.layout import Layout
 
 logger = logging.getLogger(__name__)
 # Beyond two standard deviations of uncompressed training under AdamW: docs/quality.md, whose table a test holds this against.
@@ -47,24 +48,29 @@ def _is_coarse(codec: str) -> bool:
 
 
 class CodecAdvice:
-    """Warns once of codecs that do not suit an optimizer: when it is wrapped, or after its first steps, which show what it keeps."""
+    """Warns once of codecs that do not suit an optimizer, after its first steps: they show which codecs gradients travel by, where small tensors go
+    uncompressed, and what the optimizer keeps."""
 
     LOOKS: Final = 2  # state appears in the first step that has gradients
 
-    def __init__(self, codecs: Iterable[str]) -> None:
-        self._coarse = coarse_codecs(codecs)
-        self._looks = 1 + self.LOOKS if self._coarse else 0
+    def __init__(self) -> None:
+        self._looks = self.LOOKS
 
-    def look(self, optimizer: torch.optim.Optimizer) -> None:
+    def look(self, optimizer: torch.optim.Optimizer, layouts: Iterable[Layout]) -> None:
+        """The optimizer has stepped on gradients of these layouts."""
         if not self._looks:
             return
+        codecs = sorted({bucket.codec for layout in layouts for bucket in layout.buckets})
+        if not codecs:
+            return
         self._looks -= 1
-        if not is_linear(optimizer):
+        coarse = coarse_codecs(codecs)
+        if coarse and not is_linear(optimizer):
             self._looks = 0
             logger.warning(
                 "codec %s with %s: a codec this coarse costs quality under optimizers that are not linear in the gradient, as Adam and "
                 "Lion; bf16 or int8 do not, SGD with momentum takes any codec, and psgc.torch.OneBitAdam is made for 1-bit",
-                ", ".join(self._coarse), type(optimizer).__name__,
+                ", ".join(coarse), type(optimizer).__name__,
             )  # fmt: skip
 
 

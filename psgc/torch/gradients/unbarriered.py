@@ -16,7 +16,7 @@ from typing import Final
 import torch
 
 from psgc.errors import UsageError
-from psgc.layout import ITEM_BYTES, BucketSpec, Declaration, TensorSpec
+from psgc.layout import ITEM_BYTES, BucketSpec, Declaration, Layout, TensorSpec
 from psgc.torch.gradients.buckets import Gradient, GradientBucket
 from psgc.torch.gradients.hooks import follow
 from psgc.torch.plans.choice import Choice, plan_for
@@ -62,6 +62,11 @@ class UnbarrieredExchange:
         self._carried = CarriedResiduals()  # of a session that this process has left
         api.add_member(self)
 
+    @property
+    def layouts(self) -> list[Layout]:
+        """By which the gradients travel now."""
+        return list({bucket.layout.name: bucket.layout for bucket in self._buckets}.values())
+
     def check_leaving(self) -> None:
         """Raise UsageError between backward and step()."""
         if self.busy:
@@ -71,7 +76,7 @@ class UnbarrieredExchange:
         """The session ends: apply all updates, and take along what codecs keep."""
         self.wait_all()
         self._carried.workers = self.session.size
-        for layout in {bucket.layout.name: bucket.layout for bucket in self._buckets}.values():
+        for layout in self.layouts:
             self._carried.take_layout(self.session.remembered(layout, False))
 
     def rejoin(self, session: Session) -> None:

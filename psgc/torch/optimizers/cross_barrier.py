@@ -72,7 +72,6 @@ def CrossBarrier(  # noqa: N802 - BytePS's name
     names = names_of(optimizer, named_parameters if named_parameters is not None else _own_names(model, optimizer))
     refuse_foreign(optimizer, names)
     choice.check({parameter: name for parameter, name in names.items() if parameter.requires_grad})
-    CodecAdvice(choice.codecs(names)).look(optimizer)
     kind = type(optimizer)
     own_step = optimizer.__dict__.pop("step", None)
     amp.install()
@@ -124,6 +123,7 @@ class _Crossing:
         if not exchange.declared:
             order, self._eager = self.waits.learn(exchange.parameters)
             exchange.declare(order)
+            CodecAdvice().look(optimizer, exchange.layouts)
         exchange.wait_all()  # with the options of the last step
         self._options = options_of(optimizer)
         self._groups = {p: number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}

@@ -91,14 +91,12 @@ def DistributedOptimizer(  # noqa: N802 - BytePS's and Horovod's name
             satisfy_scheduler(made)
         return made
     rates = learning_rates(optimizer) if residuals_follow_lr else None
-    advice = CodecAdvice(choice.codecs(names))
-    advice.look(optimizer)
     kind = type(optimizer)
     own_step = optimizer.__dict__.pop("step", None)
     optimizer.__class__ = type(kind.__name__, (Distributed, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
     distributed = cast("Distributed", optimizer)
     distributed._psgc_join(session, names, choice, backward_passes_per_step, rates, late_synchronization)
-    distributed._psgc_advice = advice
+    distributed._psgc_advice = CodecAdvice()
     distributed._psgc_watch()
     if hasattr(own_step, "_wrapped_by_lr_sched"):
         satisfy_scheduler(distributed)
@@ -147,7 +145,7 @@ class Distributed(torch.optim.Optimizer):
             self._psgc_complete()
         result = self._psgc_apply(None if closure is None else self._psgc_synchronizing(closure))
         if self._psgc_advice is not None:
-            self._psgc_advice.look(self)
+            self._psgc_advice.look(self, exchange.layouts)
         # A fused optimizer under a loss scaler is always called and looks for itself whether to apply.
         overflow = getattr(self, "found_inf", None)
         exchange.end_step(applied=overflow is None or not overflow.item())
@@ -234,8 +232,7 @@ class Distributed(torch.optim.Optimizer):
         if self._psgc_exchange.observer is not None and not self._psgc_exchange.observer.holds:
             self._psgc_exchange.observer = None
         if self._psgc_advice is not None:
-            self._psgc_advice = CodecAdvice(choice.codecs(self._psgc_names))
-            self._psgc_advice.look(self)
+            self._psgc_advice = CodecAdvice()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's. Raises UsageError while gradients are under way. When they are synchronized, and step() did not follow, they were the script's to
@@ -264,8 +261,7 @@ class Distributed(torch.optim.Optimizer):
         torch.save: a file for each rank, beside the ``state_dict()`` that is the same on all. Call it between two steps, on every rank."""
         exchange = self._psgc_exchange
         units, session = exchange.units, exchange.session
-        back = exchange.outcome != "settled"  # what is still in p.grad is not saved
-        kinds = {kind: of.collect(back and kind == GRADIENTS) for kind, of in self._psgc_residuals().items()}
+        kinds = {kind: exchange.kept() if kind == GRADIENTS else of.collect(False) for kind, of in self._psgc_residuals().items()}
         header = {"format": saved.FORMAT, "rank": session.rank, "size": session.size, "loss_scale": units.loss_scale}
         return {**header, "rates": list(units.rates), **saved.pack(kinds)}
 
