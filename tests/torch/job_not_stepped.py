@@ -12,7 +12,9 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 import psgc.torch as psgc
 
 STEPS, SPIKE, RATE = 24, 8, 0.05
+Trained = tuple[torch.Tensor, torch.Tensor, int]  # weights after a half of the steps and at the end, and how many steps were skipped
 Grads = Callable[..., float]  # (step, factor of rank 1's loss): fills p.grad with the mean; returns the loss
 
 
@@ -87,6 +90,10 @@ def sgd(params: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(params, lr=RATE)
 
 
+def slow(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=RATE / 2)
+
+
 def norm_of(model: nn.Module) -> float:
     return float(torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).norm())
 
@@ -97,14 +104,89 @@ def plain(model: nn.Module, optimizer: Any, grads: Grads, step: int) -> None:
     optimizer.step()
 
 
-def guarded(model: nn.Module, optimizer: Any, grads: Grads, step: int) -> None:
-    """Rank 1 has one bad batch, whose loss is 10,000 times as large."""
+def guarded(
+    model: nn.Module, optimizer: Any, grads: Grads, step: int, spikes: tuple[int, ...] = (SPIKE,), then: Callable[[Any], None] | None = None
+) -> None:
+    """Rank 1 has bad batches, whose loss is 10,000 times as large. then: called after such a step."""
     optimizer.zero_grad()
-    grads(step, 1e4 if step == SPIKE else 1.0)
+    grads(step, 1e4 if step in spikes else 1.0)
     if norm_of(model) > 50:
         optimizer.zero_grad()
         skipped.append(step)
+        if then is not None:
+            then(optimizer)
         return
+    optimizer.step()
+
+
+def saved(optimizer: Any) -> None:
+    """What codecs keep is saved between the bad batch and the next one, and the training goes on from it."""
+    keeper = current.get("hook", optimizer)
+    if hasattr(keeper, "residual_state_dict"):
+        keeper.load_residual_state_dict(keeper.residual_state_dict())
+
+
+def clipped(model: nn.Module, optimizer: Any, grads: Grads, step: int) -> None:
+    """Gradients beyond a norm are skipped, and others are clipped."""
+    model.zero_grad()
+    grads(step, 1e4 if step == SPIKE else 1.0)
+    if norm_of(model) > 50:
+        skipped.append(step)
+        return
+    nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    optimizer.step()
+
+
+def discarding(model: nn.Module, optimizer: Any, grads: Grads, step: int) -> None:
+    """As ``guarded``, with ``discard()`` where there is one."""
+    grads(step, 1e4 if step == SPIKE else 1.0)
+    if norm_of(model) > 50:
+        keeper = current.get("hook", optimizer)
+        getattr(keeper, "discard", optimizer.zero_grad)()
+        skipped.append(step)
+        return
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def accumulated(model: nn.Module, optimizer: Any, grads: Grads, step: int) -> None:
+    """Two backwards a step, of which nothing is declared; the first one of a step is bad."""
+    optimizer.zero_grad()
+    grads(step, 1e4 if step == SPIKE else 1.0)
+    grads(step + 500)
+    if norm_of(model) > 50:
+        skipped.append(step)
+        return
+    for p in model.parameters():
+        p.grad.div_(2)
+    optimizer.step()
+
+
+def twice(model: nn.Module, optimizer: Any, grads: Grads, step: int) -> None:
+    """Two steps on one gradient."""
+    optimizer.zero_grad()
+    grads(step)
+    optimizer.step()
+    optimizer.step()
+
+
+def retained(model: nn.Module, optimizer: Any, grads: Grads, step: int) -> None:
+    """A backward to look at gradients, and another one through the same graph to step on."""
+    optimizer.zero_grad()
+    grads(step, look=lambda: (norm_of(model), optimizer.zero_grad()))
+    optimizer.step()
+
+
+def averaged(model: nn.Module, optimizer: Any, grads: Grads, step: int) -> None:
+    """Weights change places with their moving average between backward and step, to be evaluated."""
+    own = [p.detach().clone() for p in model.parameters()]
+    optimizer.zero_grad()
+    grads(step)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(0.5)
+        for p, mine in zip(model.parameters(), own, strict=True):
+            p.copy_(mine)
     optimizer.step()
 
 
@@ -125,6 +207,14 @@ def by_hand(model: nn.Module, optimizer: Any, grads: Grads, step: int) -> None:
         for p in model.parameters():
             p.sub_(p.grad, alpha=RATE)
     model.zero_grad()
+
+
+def by_hand_on_data(model: nn.Module, optimizer: Any, grads: Grads, step: int) -> None:
+    """As older scripts write it."""
+    grads(step)
+    for p in model.parameters():
+        p.data -= RATE * p.grad.data
+        p.grad.data.zero_()
 
 
 def statistics(model: nn.Module, optimizer: Any, grads: Grads, step: int) -> None:
@@ -156,6 +246,45 @@ def closure(model: nn.Module, optimizer: Any, grads: Grads, step: int) -> None:
     optimizer.step(evaluate)
 
 
+def alternating(model: nn.Module, optimizer: Halves, grads: Grads, step: int) -> None:
+    """Each layer has an optimizer, of which one steps at a time; all gradients are computed and cleared."""
+    for each in optimizer.optimizers:
+        each.zero_grad()
+    grads(step)
+    optimizer.optimizers[step % 2].step()
+
+
+class Gan(nn.Module):
+    """A critic that grades two kinds of samples, and a generator that learns from its grades."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.d = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 1))
+        self.g = nn.Sequential(nn.Linear(64, 96), nn.Tanh(), nn.Linear(96, 32))
+
+
+def adversarial(wrapped: tuple[nn.Module, nn.Module], optimizers: tuple[Any, Any], ranks: list[int], spared: Any, step: int) -> None:
+    """The generator's backward goes through the discriminator, whose gradients of it are thrown away. ranks: whose batches. spared: a context in which these
+    gradients are not sent."""
+    (d, g), (d_step, g_step) = wrapped, optimizers
+    batches = [torch.randn(32, 64, generator=torch.Generator().manual_seed(1000 * step + rank)) for rank in ranks]
+
+    def mean(loss: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        return sum(map(loss, batches), torch.zeros(())) / len(ranks)
+
+    def grade(x: torch.Tensor) -> torch.Tensor:
+        grades = d(torch.cat([g(x).detach(), x[:, :32].sin()]))
+        return grades[:32].square().mean() + (grades[32:] - 1).square().mean()
+
+    d_step.zero_grad()
+    mean(grade).backward()
+    d_step.step()
+    g_step.zero_grad()
+    with spared:
+        mean(lambda x: (d(g(x)) - 1).square().mean()).backward()
+    g_step.step()
+
+
 class Halves:
     """An optimizer for each layer, as Lightning's manual optimization toggles them."""
 
@@ -177,23 +306,33 @@ def toggled(model: nn.Module, optimizer: Halves, grads: Grads, step: int) -> Non
 
 
 LOOPS: dict[str, tuple[Callable[[Any], Any], Any]] = {
-    "plain": (sgd, plain), "guarded": (sgd, guarded), "guarded_against_nan": (sgd, guarded_against_nan),
-    "by_hand": (sgd, by_hand), "statistics": (sgd, statistics),
+    "plain": (sgd, plain), "guarded": (sgd, guarded), "guarded_early": (sgd, partial(guarded, spikes=(1, 3))),
+    "guarded_and_saved": (sgd, partial(guarded, then=saved)), "guarded_against_nan": (sgd, guarded_against_nan),
+    "clipped": (sgd, clipped), "discarding": (sgd, discarding), "accumulated": (sgd, accumulated), "twice": (sgd, twice),
+    "retained": (sgd, retained), "averaged": (sgd, averaged),
+    "by_hand": (sgd, by_hand), "by_hand_on_data": (sgd, by_hand_on_data), "statistics": (sgd, statistics),
     "sam_twice": (lambda p: Sam(p, RATE), sam_twice), "sam_closure": (lambda p: Sam(p, RATE), sam_closure),
     "extragradient": (lambda p: Extragradient(p, RATE), closure),
     "lbfgs": (lambda p: torch.optim.LBFGS(p, lr=0.3, max_iter=3, history_size=4), closure),
-    "toggled": (Halves, toggled),
+    "toggled": (Halves, toggled), "alternating": (Halves, alternating),
 }  # fmt: skip
+GAN, GANS = "gan", ("gan", "gan_spared")
+BOTH = tuple(loop for loop in LOOPS if loop not in ("lbfgs", "toggled", "retained"))
 FRONTS = {
-    "optimizer": ("plain", "guarded", "guarded_against_nan", "by_hand", "statistics", "sam_twice", "sam_closure", "extragradient", "lbfgs"),
-    "hook": ("plain", "guarded", "guarded_against_nan", "by_hand", "statistics", "sam_twice", "sam_closure", "extragradient", "toggled"),
+    "optimizer": (*BOTH, "retained", "lbfgs", *GANS),
+    "hook": (*BOTH, "toggled", *GANS),  # a second backward through one graph is local under DDP
 }
+current: dict[str, Any] = {}  # hook: where there is one
 skipped: list[int] = []
 
 
-def made() -> nn.Module:
+def seeded(make: Callable[[], Any]) -> Any:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(64, 96), nn.Tanh(), nn.Linear(96, 32))
+    return make()
+
+
+def made() -> nn.Module:
+    return seeded(lambda: nn.Sequential(nn.Linear(64, 96), nn.Tanh(), nn.Linear(96, 32)))
 
 
 def loss_of(model: nn.Module, rank: int, step: int, factor: float) -> torch.Tensor:
@@ -207,7 +346,19 @@ def weights(model: nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().reshape(-1).clone() for p in model.parameters()])
 
 
-def trained(loop: str, model: nn.Module, optimizer: Any, grads: Grads) -> tuple[torch.Tensor, torch.Tensor, int]:
+def trained_gan(loop: str, gan: Gan, wrapped: Any, optimizers: Any, ranks: list[int] | None = None) -> Trained:
+    skipped.clear()
+    holder = next((each for each in (optimizers[0], wrapped[0]) if hasattr(each, "no_sync")), None)
+    halfway = weights(gan)
+    for step in range(STEPS):
+        spared = nullcontext() if loop == GAN or holder is None else holder.no_sync()
+        adversarial(wrapped, optimizers, [psgc.rank()] if ranks is None else ranks, spared, step)
+        if step == STEPS // 2:
+            halfway = weights(gan)
+    return halfway, weights(gan), 0
+
+
+def trained(loop: str, model: nn.Module, optimizer: Any, grads: Grads) -> Trained:
     skipped.clear()
     halfway = weights(model)
     for step in range(STEPS):
@@ -217,34 +368,56 @@ def trained(loop: str, model: nn.Module, optimizer: Any, grads: Grads) -> tuple[
     return halfway, weights(model), len(skipped)
 
 
-def by_definition(loop: str) -> tuple[torch.Tensor, torch.Tensor, int]:
+def by_definition(loop: str) -> Trained:
+    current.clear()
+    if loop in GANS:
+        gan = seeded(Gan)
+        return trained_gan(loop, gan, (gan.d, gan.g), (slow(gan.d), slow(gan.g)), list(range(psgc.size())))
     model = made()
-
-    def grads(step: int, factor: float = 1.0) -> float:
-        loss = sum(loss_of(model, rank, step, factor) for rank in range(psgc.size())) / psgc.size()
-        loss.backward()
-        return float(loss)
-
-    return trained(loop, model, LOOPS[loop][0](model.parameters()), grads)
+    return trained(loop, model, LOOPS[loop][0](model.parameters()), of_ranks(model, range(psgc.size())))
 
 
-def by_optimizer(loop: str, codec: str) -> tuple[torch.Tensor, torch.Tensor, int]:
+def by_optimizer(loop: str, codec: str) -> Trained:
+    current.clear()
+    if loop in GANS:
+        gan = seeded(Gan)
+        return trained_gan(loop, gan, (gan.d, gan.g), tuple(distributed(slow(half), half, codec) for half in (gan.d, gan.g)))
     model = made()
-    optimizer = psgc.DistributedOptimizer(LOOPS[loop][0](model.parameters()), model.named_parameters(), compression=codec)
-    return trained(loop, model, optimizer, of_rank(model))
+    optimizer = LOOPS[loop][0](model.parameters())
+    if isinstance(optimizer, Halves):
+        optimizer.optimizers = [psgc.DistributedOptimizer(each, compression=codec) for each in optimizer.optimizers]
+    else:
+        distributed(optimizer, model, codec)
+    return trained(loop, model, optimizer, of_ranks(model, [psgc.rank()]))
 
 
-def by_hook(loop: str, codec: str) -> tuple[torch.Tensor, torch.Tensor, int]:
-    model = DistributedDataParallel(made(), find_unused_parameters=loop == "toggled")
-    model.register_comm_hook(None, psgc.ddp_hook(codec))
-    return trained(loop, model, LOOPS[loop][0](model.parameters()), of_rank(model))
+def distributed(optimizer: Any, model: nn.Module, codec: str) -> Any:
+    return psgc.DistributedOptimizer(optimizer, model.named_parameters(), compression=codec)
 
 
-def of_rank(model: nn.Module) -> Grads:
-    def grads(step: int, factor: float = 1.0) -> float:
-        loss = loss_of(model, psgc.rank(), step, factor)
+def by_hook(loop: str, codec: str) -> Trained:
+    hook = current["hook"] = psgc.ddp_hook(codec)
+
+    def wrapped(module: nn.Module) -> DistributedDataParallel:
+        model = DistributedDataParallel(module, find_unused_parameters=loop == "toggled")
+        model.register_comm_hook(None, hook)
+        return model
+
+    if loop in GANS:
+        gan = seeded(Gan)
+        return trained_gan(loop, gan, (wrapped(gan.d), wrapped(gan.g)), (slow(gan.d), slow(gan.g)))
+    model = wrapped(made())
+    return trained(loop, model, LOOPS[loop][0](model.parameters()), of_ranks(model, [psgc.rank()]))
+
+
+def of_ranks(model: nn.Module, ranks: Sequence[int]) -> Grads:
+    def grads(step: int, factor: float = 1.0, look: Callable[[], Any] | None = None) -> float:
+        loss = sum((loss_of(model, rank, step, factor) for rank in ranks), torch.zeros(())) / len(ranks)
+        if look is not None:
+            loss.backward(retain_graph=True)
+            look()
         loss.backward()
-        return float(loss)
+        return float(loss.detach())
 
     return grads
 
@@ -254,8 +427,8 @@ def main(front: str, *codecs: str) -> None:
     psgc.init()
     if front == "hook":
         dist.init_process_group("gloo", rank=psgc.rank(), world_size=psgc.size())
-    start = weights(made())
     for loop in FRONTS[front]:
+        start = weights(seeded(Gan) if loop in GANS else made())
         wanted = by_definition(loop)
         for codec in codecs:
             found = (by_hook if front == "hook" else by_optimizer)(loop, codec)

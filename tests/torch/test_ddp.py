@@ -23,6 +23,7 @@ from psgc.torch.ddp.completions import Completer, Completion
 from psgc.torch.ddp.exchange import Arrival, DdpExchange
 from psgc.torch.plans.choice import Choice
 from psgc.torch.session import api
+from psgc.torch.state.residuals import Residuals
 from tests.preloaded import run_preloaded
 
 SHAPES = {"a": (4, 3), "b": (5,), "empty": (0,), "c": (2, 2), "d": (7,)}
@@ -144,6 +145,56 @@ def test_of_two_optimizers_one_that_applies_counts(ranks: Any) -> None:
     assert [step.previous_skipped for step in ranks.steps] == [False, False, True]
 
 
+def test_a_result_that_is_put_back_is_told_once_and_one_that_is_left_is_not(ranks: Any) -> None:
+    def work(rank: int) -> None:
+        model = Model()
+        for step, then in enumerate(("put back", "leave", "step", "put back", "step")):
+            model.step(grads_of(rank, step), FIRST)
+            assert model.exchange.waits
+            if then == "put back":
+                model.exchange.put_back()
+                assert all(parameter.grad is None for parameter in model.parameters.values())
+            if then == "step":
+                model.exchange.stepped()
+            assert model.exchange.waits == (then == "leave")
+
+    ranks.run(2, work, fuse_bytes=1 << 20)
+    assert [step.previous_skipped for step in ranks.steps] == [False, True, False, False, True]
+
+
+def test_a_state_has_what_is_still_in_p_grad_but_not_what_was_left_or_used_by_hand(ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[int, list[tuple[bool, bool]]] = {0: [], 1: []}
+    collect = Residuals.collect
+
+    def noted(self: Residuals, dropped: bool, forgotten: bool = False) -> Any:
+        asked[self._session.rank].append((dropped, forgotten))
+        return collect(self, dropped, forgotten)
+
+    monkeypatch.setattr(Residuals, "collect", noted)
+
+    def work(rank: int) -> None:
+        model = Model()
+        for step, then in enumerate(("nothing", "step", "clear", "put back", "clear", "clear", "clear")):
+            model.step(grads_of(rank, step), FIRST)
+            if then == "step":
+                model.exchange.stepped()
+            elif then == "put back":
+                model.exchange.put_back()
+            elif then == "clear":
+                model.exchange.clear()
+            model.exchange.state()
+        other = Model()
+        for step in range(2):  # its results are never stepped on
+            other.step(grads_of(rank, step), FIRST)
+            other.exchange._adds_up = False
+        other.exchange.state()
+
+    ranks.run(2, work)
+    assert asked[0] == asked[1]
+    still_there, stepped, left, put_back = (True, False), (False, False), (False, True), (True, False)
+    assert asked[0] == [still_there, stepped, left, put_back, left, (False, False), (False, False), (False, False)]
+
+
 @pytest.mark.parametrize(
     ("buckets", "said"),
     [
@@ -235,13 +286,18 @@ def test_a_model_that_is_wrapped_again_goes_on_with_its_residuals_and_one_with_m
 
 
 @pytest.mark.parametrize(
-    ("codec", "kind", "warned"),
-    [("onebit", torch.optim.AdamW, True), ("int8", torch.optim.AdamW, False), ("onebit", torch.optim.SGD, False)],
-)
-@pytest.mark.usefixtures("group")
+    ("codec", "kind", "smallest", "warned"),
+    [
+        ("onebit", torch.optim.AdamW, "0", True), ("int8", torch.optim.AdamW, "0", False), ("onebit", torch.optim.SGD, "0", False),
+        ("onebit", torch.optim.AdamW, "1000", False),
+    ],
+)  # fmt: skip
 def test_a_codec_that_does_not_suit_the_optimizer_is_warned_of_once(
-    codec: str, kind: Any, warned: bool, caplog: pytest.LogCaptureFixture
+    codec: str, kind: Any, smallest: str, warned: bool, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
+    monkeypatch.setenv("PSGC_MIN_COMPRESS_BYTES", smallest)
+    request.getfixturevalue("group")
     psgc.ddp_hook(codec).install()
     model = DistributedDataParallel(nn.Linear(3, 2))
     optimizer, other = kind(model.parameters(), lr=0.1), torch.optim.AdamW([nn.Parameter(torch.ones(1))])
@@ -250,6 +306,43 @@ def test_a_codec_that_does_not_suit_the_optimizer_is_warned_of_once(
         optimizer.step()
         other.step()
     assert caplog.text.count("codec onebit with AdamW") == warned
+
+
+@pytest.mark.usefixtures("group")
+def test_a_hook_puts_back_and_discards_the_gradients_of_one_model_or_of_all() -> None:
+    hook = psgc.ddp_hook("int8").install()
+    first, second = (DistributedDataParallel(nn.Linear(3, 2)) for _ in range(2))
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (first, second)]
+
+    def present() -> list[bool]:
+        return [model.module.weight.grad is not None for model in (first, second)]
+
+    def backward() -> None:
+        for model in (first, second):
+            model(torch.ones(1, 3)).sum().backward()
+
+    with pytest.raises(UsageError, match=r"put_back\(\): no averaged gradients wait for step\(\)"):
+        hook.put_back()
+    backward()
+    hook.put_back(second.module)
+    assert present() == [True, False]
+    with pytest.raises(UsageError, match=r"put_back\(\): no averaged gradients wait for step\(\)"):
+        hook.put_back(second)
+    hook.put_back()
+    assert present() == [False, False]
+    backward()
+    hook.discard(first)
+    assert present() == [False, True]
+    hook.discard()
+    assert present() == [False, False]
+    hook.discard()  # there is nothing, and nothing is said, as by zero_grad()
+    backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    with pytest.raises(UsageError, match=r"put_back\(\): no averaged gradients wait for step\(\)"):
+        hook.put_back()
+    with pytest.raises(UsageError, match=r"discard\(\): this hook has averaged no gradients of the Linear"):
+        hook.discard(nn.Linear(3, 2))
 
 
 @pytest.mark.usefixtures("group")

@@ -6,11 +6,14 @@ import gc
 import weakref
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from psgc.errors import UsageError
+from psgc.torch.session import api
+from psgc.worker.residuals.residual import TensorMemory
 from psgc.worker.session import RAISED
 from tests.torch.backwards import BUCKETS, LATE, TINY, grads, squares, two_layers
 from tests.torch.small_models import batch, linear, sgd, weights
@@ -101,6 +104,26 @@ def test_a_result_is_put_back_once_and_only_where_there_is_one(ranks: Any, late:
 
     ranks.run(2, train, late_synchronization=late)
     assert [s.previous_skipped for s in ranks.steps] == [False, True]
+
+
+@pytest.mark.parametrize(("clear", "kept"), [(by_optimizer, 0.0), (by_module, 0.0), (by_none, 0.0), (by_putting_back, 5.0), (None, 5.0)])
+def test_a_state_saved_after_an_exceptional_result_was_left_has_forgotten_what_codecs_kept(ranks: Any, clear: Any, kept: float) -> None:
+    def train(rank: int) -> list[float]:
+        model = linear()
+        optimizer = sgd(model)
+        model(batch(rank, 0)).sum().backward()
+        if clear is None:
+            optimizer.step()
+        else:
+            clear(model, optimizer)
+        session: Any = api.current_session()
+        session.memories["weight"] = TensorMemory(np.full(6, 5.0, np.float32), np.full(6, 5.0, np.float32), np.full(2, 7.0, np.float32))
+        memory = optimizer.residual_state_dict()["memories"]["gradients"]["weight"]
+        assert memory["factors"].tolist() == [7.0] * 2, "what is equal on all ranks is no gradient"
+        assert memory["residual"].tolist() == memory["velocity"].tolist()
+        return memory["residual"].tolist()
+
+    assert ranks.run(2, train) == [[kept] * 6] * 2
 
 
 def test_gradients_that_module_zero_grad_lets_go_are_freed(ranks: Any) -> None:

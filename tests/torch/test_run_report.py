@@ -128,6 +128,19 @@ def test_a_step_of_several_backwards_that_travel_is_one_step(clock: Clock) -> No
     assert report.summary() == "3 steps, 3.0 s each (median); rank 0 waited 2.0 s of 6.0 s for gradients"
 
 
+def test_a_run_whose_steps_are_not_told_of_says_so_unless_a_step_is_seen(clock: Clock) -> None:
+    job, told = Job(clock), Job(clock)
+    report = RunReport(job)  # type: ignore[arg-type]
+    for _ in range(3):
+        report.step_over("ddp0", untold=True)
+    assert "no optimizer's step() followed" in report.summary()
+    assert "no optimizer's" not in run(told, 3, 0.1, 0.0).summary()
+    report.stepped("ddp0")
+    report.step_over("ddp0", untold=True)
+    assert report.summary().startswith("4 steps")
+    assert "no optimizer's" not in report.summary()
+
+
 def test_two_optimizers_are_one_run(clock: Clock) -> None:
     job = Job(clock)
     report = run(job, 3, 1, 0)

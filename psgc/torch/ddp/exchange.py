@@ -122,6 +122,10 @@ class DdpExchange:
         self._applied = self._dropped = False  # whether the last step was applied or dropped, if a loss scaler has reported it
         self._previous_skipped, self._rescale = False, 1.0
         self._skips, self._stepped = Skips(), False  # since the last result
+        self._forgets = False  # what codecs keep is forgotten in the next step
+        self._waits = False  # the last result is in p.grad, and nobody has said what became of it
+        self._adds_up: bool | None = None  # whether the backward after it adds to it; None: not known yet
+        self._looking: set[int] = set()  # indices of parameters whose hook finds that out
         add_exchange(self)
         api.add_member(self)
 
@@ -150,6 +154,7 @@ class DdpExchange:
         """DDP's next bucket. Returns once what is complete of psgc's buckets is on its way. Raises UsageError for gradients that psgc cannot
         carry."""
         if not self._begun:
+            self._look_at(arrival.parameters[0])
             self._begin()
         if self.observer is not None:
             for parameter, gradient in zip(arrival.parameters, arrival.gradients, strict=True):
@@ -187,7 +192,9 @@ class DdpExchange:
 
     def stepped(self) -> None:
         """An optimizer has stepped parameters of the model."""
-        self._stepped = True
+        if self._waits:
+            report_of(self.session).stepped(self.name)
+        self._stepped, self._waits = True, False
         if self.observer is not None and not self._begun:
             self.observer.stepped()
 
@@ -197,12 +204,42 @@ class DdpExchange:
 
     def end_step(self, applied: bool) -> None:
         """A loss scaler has let an optimizer apply the last result, or not. With several optimizers, one that applies it is enough."""
-        self._applied, self._dropped = self._applied or applied, self._dropped or not applied
+        self._applied, self._dropped, self._waits = self._applied or applied, self._dropped or not applied, False
+
+    @property
+    def waits(self) -> bool:
+        """Whether the last result is there, and neither applied nor dropped."""
+        return self._waits
+
+    def put_back(self) -> None:
+        """The last result, which ``waits``, goes back into the residuals, and is cleared. Every rank must do the same."""
+        self.end_step(applied=False)
+        self.clear()
+
+    def clear(self) -> None:
+        """Let go of the model's gradients. Raises UsageError in the middle of a backward."""
+        self._refuse_midway("gradients are put back and discarded")
+        for reference in self._parameters:
+            parameter = reference()
+            if parameter is not None:
+                parameter.grad = None
+
+    def _leave_to_script(self) -> None:
+        """The script goes on without a step: the last result was its to use or to discard."""
+        self._waits, self._forgets = False, self._skips.leave()
+
+    def _left(self) -> bool:
+        """Whether the last result was cleared without a step: it was the script's to use or to discard."""
+        found = [parameter for reference in self._parameters if (parameter := reference()) is not None]
+        return self._waits and not any(parameter.grad is not None and bool(parameter.grad.any()) for parameter in found)
 
     def state(self) -> dict[str, Any]:
         """What codecs keep of these gradients, in ``saved``'s form. Every rank must ask, between two steps."""
         self._refuse_midway()
-        kept = self.residuals.collect(self._dropped and not self._applied)
+        if self._left():
+            self._leave_to_script()
+        unsaved = self._waits and not self._skips.by_hand  # what is still in p.grad is not saved
+        kept = self.residuals.collect(unsaved or (self._dropped and not self._applied), self._forgets)
         header = {"format": saved.FORMAT, "rank": self.session.rank, "size": self.session.size}
         return {**header, "loss_scale": self._last_scale, "rates": [], **saved.pack({GRADIENTS: kept})}
 
@@ -213,7 +250,7 @@ class DdpExchange:
         self.residuals.restore(saved.share_of(checked, GRADIENTS, self.session.rank, self.session.size))
         self._last_scale, _ = saved.units_of(checked[0])
         self._fresh_units = True
-        self._applied = self._dropped = False
+        self._applied = self._dropped = self._waits = self._forgets = False
         self._give_up_layout()
 
     def switch(self, choice: Choice) -> None:
@@ -253,10 +290,25 @@ class DdpExchange:
         self._last_scale = now
         if self._stepped or self._applied:
             self._skips.step()
-        elif self.steps and not self._dropped and self._skips.leave():
+        elif self._waits and not self._adds_up:
+            self._leave_to_script()
+        if self._forgets:
             self._rescale = 0.0
-        self._applied = self._dropped = self._stepped = False
+        self._waits = False
+        self._applied = self._dropped = self._stepped = self._forgets = False
         self._begun = True
+
+    def _look_at(self, parameter: torch.Tensor) -> None:
+        """The parameter's gradient is one of the first in a step: from the next backward on, see beforehand whether that adds to the last result."""
+        index = self._index(parameter)
+        if index not in self._looking:
+            self._looking.add(index)
+            parameter.register_hook(functools.partial(_coming, weakref.ref(self), self._parameters[index]))  # type: ignore[no-untyped-call]
+
+    def coming(self, parameter: torch.Tensor) -> None:
+        """Backward is about to add to the parameter's gradient. Runs in autograd's thread."""
+        if self._waits and self._adds_up is None:
+            self._adds_up = parameter.grad is not None and bool(parameter.grad.any())
 
     def _declare(self) -> None:
         """All gradients have come: declare them, in the order in which they came, and wait until every rank has declared them."""
@@ -351,7 +403,7 @@ class DdpExchange:
             self.observer.delivered()
         report = report_of(self.session)
         report.waited(self.name, time.monotonic() - left)
-        report.step_over(self.name)
+        report.step_over(self.name, untold=True)
 
     def _finish(self) -> None:
         """DDP has no more buckets in this step. Raises UsageError where one of psgc's is not complete, which would wait for ever."""
@@ -363,7 +415,13 @@ class DdpExchange:
         if self.observer is not None:
             self.observer.leaving()
         self.steps += 1
-        self._begun = False
+        self._begun, self._waits, self._adds_up = False, True, None
+
+
+def _coming(exchange: weakref.ref[DdpExchange], parameter: weakref.ref[torch.Tensor], _gradient: torch.Tensor) -> None:
+    found, of = exchange(), parameter()
+    if found is not None and of is not None:
+        found.coming(of)
 
 
 def _nothing() -> None:

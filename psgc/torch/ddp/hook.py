@@ -140,6 +140,37 @@ class DdpHook:
         self._advice.clear()
         self._look_out()
 
+    def put_back(self, model: torch.nn.Module | None = None) -> None:
+        """Put averaged gradients off, in place of the optimizer's step(): they go back into the residuals of codecs with error feedback, and come with later
+        steps; p.grad is cleared. Without error feedback this is ``discard()``. Call it on every rank.
+
+        model: whose gradients, DistributedDataParallel or what it wraps; None: of every model whose gradients wait for a step.
+        Raises UsageError if none do."""
+        waiting = [exchange for exchange in self._of(model, "put_back") if exchange.waits]
+        if not waiting:
+            raise UsageError(
+                "put_back(): no averaged gradients wait for step(); call it in place of step(), after backward(), on every rank"
+            )
+        for exchange in waiting:
+            exchange.put_back()
+
+    def discard(self, model: torch.nn.Module | None = None) -> None:
+        """Do without the averaged gradients in p.grad, in place of the optimizer's step(): the same as ``zero_grad()``. What codecs have not sent of them
+        stays in the residuals, and comes with later steps. model: as of ``put_back``; None: every model."""
+        for exchange in self._of(model, "discard"):
+            exchange.clear()
+
+    def _of(self, model: torch.nn.Module | None, by: str) -> list[DdpExchange]:
+        """The exchanges of the model's parameters. Raises UsageError for a model whose gradients this hook does not average."""
+        if model is None:
+            return self._exchanges
+        found = [exchange for exchange in self._exchanges if any(map(exchange.knows, model.parameters()))]
+        if not found:
+            raise UsageError(
+                f"{by}(): this hook has averaged no gradients of the {type(model).__name__}; give it the hook's model, after backward()"
+            )
+        return found
+
     def _look_out(self) -> None:
         """Watch for optimizers, whose steps count, and which a coarse codec may not suit."""
         if not self._advises:
@@ -173,7 +204,7 @@ class DdpHook:
         for exchange in mine:
             exchange.stepped()
         if mine:
-            self._advice.setdefault(optimizer, CodecAdvice(self._choice.codecs({}))).look(optimizer)
+            self._advice.setdefault(optimizer, CodecAdvice()).look(optimizer, [layout for exchange in mine for layout in exchange.layouts])
 
     def _register(self, wrapper: DistributedDataParallel) -> None:
         _check_group(wrapper, self._session)

@@ -35,7 +35,7 @@ from psgc.torch.plans.rules import buckets_by_rule
 from psgc.torch.session import api, speed
 from psgc.torch.session.run_report import report_of
 from psgc.torch.state.carried import CarriedResiduals, add_carried
-from psgc.torch.state.residuals import Residuals
+from psgc.torch.state.residuals import Kept, Residuals
 from psgc.worker.session import RAISED, Session
 
 logger = logging.getLogger(__name__)
@@ -103,14 +103,28 @@ class GradientExchange:
 
     def leave(self) -> None:
         """The session ends: take along what codecs keep."""
-        kept = self.residuals.collect(self._was_put_back)
+        self.notice_cleared()
+        kept = self.residuals.collect(self._was_put_back, self._forgets)
         self._carried.take(kept.tensors, kept.servers)
         self._carried.workers = self.session.size
+
+    def kept(self) -> Kept:
+        """What codecs keep of the gradients between two steps. What is still in p.grad is not saved: it counts as put back, but in scripts that use it by
+        hand."""
+        self.notice_cleared()
+        unsaved = self.outcome == "delivered" and not self._skips.by_hand
+        return self.residuals.collect(unsaved or self._was_put_back, self._forgets)
+
+    def notice_cleared(self) -> None:
+        """Where the last result was cleared without this exchange's knowledge, by module.zero_grad() or p.grad = None, it was the script's."""
+        if not any(gradient.keeps_mean for gradient in self._gradients):
+            self._leave_to_script()
 
     def rejoin(self, session: Session) -> None:
         """Go on in another session: tensors are declared anew in the first step."""
         with self._lock:
             self.session, self.residuals, self._layouts, self._choices, self.outcome = session, Residuals(session), 0, 0, "settled"
+            self._forgets = False
             self._give_up_layouts()
 
     def _pay(self) -> None:
@@ -425,7 +439,7 @@ class GradientExchange:
         """Resume from residuals of an earlier job, in these units: existing layouts are dropped, and the next synchronization declares
         new ones. Raises UsageError in the middle of a step."""
         _ = self.units
-        self._last, self._fresh_units, self.outcome = units, True, "settled"
+        self._last, self._fresh_units, self.outcome, self._forgets = units, True, "settled", False
         self._give_up_layouts()
 
     def switch(self, choice: Choice) -> None:
@@ -456,8 +470,7 @@ class GradientExchange:
         """Fix the step's flags at its first submission, so that all ranks send the same flags whenever their buckets leave."""
         self.synchronized = False
         if self._flags is None:
-            if not any(gradient.keeps_mean for gradient in self._gradients):
-                self._leave_to_script()  # by module.zero_grad(), or p.grad = None
+            self.notice_cleared()
             self._take_next()
             scaler_pending = self._fresh_units and self._loss_scale is _unscaled  # the scaler tells of itself after this backward
             scale = loss_scale.latest(default=1.0) if scaler_pending else self._loss_scale()

@@ -3,7 +3,8 @@
 What a codec has not sent of a gradient stays in its residual, also where the script then uses the averaged gradient in an update of its own, or throws it
 away as a GAN's other half does in each iteration. But a script that seldom does so guards against bad steps: there the rest of a gradient that is
 thousands of times too large would come back in the next steps, which the guard would throw away, too. So with a result that is left as an exception the
-residuals are forgotten. Pure; the same on all ranks whose scripts do the same.
+residuals are forgotten. The first few results count as exceptions: to forget what three steps have left costs next to nothing, and a bad batch that comes
+back ruins a training. Pure; the same on all ranks whose scripts do the same.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-EXCEPTIONAL: Final = (
-    6  # steps for each result without one, from which on such a result is an exception; critics of GANs are stepped five times
-)
+# Steps for each result without one, from which on such a result is an exception; critics of GANs are stepped five times.
+EXCEPTIONAL: Final = 6
+# So many results without a step are exceptions from the beginning on, as if EXCEPTIONAL steps for each had gone before.
+FORGIVEN: Final = 3
 
 
 @dataclass(slots=True)
@@ -23,10 +25,15 @@ class Skips:
     applied: int = 0
     left: int = 0
 
+    @property
+    def by_hand(self) -> bool:
+        """Whether the script has results and never steps: it uses them in updates of its own."""
+        return self.left > 0 and self.applied == 0
+
     def step(self) -> None:
         self.applied += 1
 
     def leave(self) -> bool:
         """A result is left to the script. Returns whether that is an exception, so that residuals are to be forgotten."""
         self.left += 1
-        return self.applied >= EXCEPTIONAL * self.left
+        return self.applied >= EXCEPTIONAL * (self.left - FORGIVEN)

@@ -32,6 +32,7 @@ class _Steps:
         self.count = 0
         self.waited_s = 0.0
         self.began = self.last = 0.0
+        self.told = True  # false until a step() is seen, where steps are counted without
         self.durations: deque[float] = deque(maxlen=RECENT_STEPS)
 
     def over(self, now: float) -> None:
@@ -78,9 +79,15 @@ class RunReport:
         """Averaged gradients of the layout ``name`` were in p.grad, and the script went on without step()."""
         self._left[name] += 1
 
-    def step_over(self, name: str) -> None:
-        """The trainer has applied a step of the layout ``name``."""
+    def stepped(self, name: str) -> None:
+        """A step() has followed averaged gradients of the layout ``name``, whose steps are counted ``untold``."""
+        self._steps_of(name).told = True
+
+    def step_over(self, name: str, untold: bool = False) -> None:
+        """The trainer has applied a step of the layout ``name``. untold: its averaged gradients are there, and step() may or may not follow."""
         now, steps = time.monotonic(), self._steps_of(name)
+        if untold and not steps.count:
+            steps.told = False
         steps.over(now)
         if self._session.figures is not None:
             self._session.figures.step_over(steps.durations[-1] if steps.durations else None)
@@ -116,6 +123,8 @@ class RunReport:
         counted = self._session.statistics()
         if carried := self._carried(counted.get("gradient_bytes", 0), counted.get("uncompressed_bytes", 0)):
             parts.append(carried)
+        if not any(steps.told for steps in taken):
+            parts.append("no optimizer's step() followed, so that averaged gradients are counted, whatever the script did with them")
         elapsed = max(steps.last for steps in taken) - min(steps.began for steps in taken)
         if elapsed > 0:
             parts.append(self._waited(sum(steps.waited_s for steps in taken), elapsed, counted))

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+import numpy as np
+
 from psgc.errors import UsageError
 from psgc.layout import Bucket, BucketSpec, Declaration, Layout, TensorSpec, build_layout, equal_parts
 from psgc.worker.residuals.residual import F32, ExactResidual, LayoutMemory, TensorMemory
@@ -139,8 +141,9 @@ class Residuals:
         waiting.layouts = [kept for kept in waiting.layouts if not kept.names <= names]
         self._session.remember(layout, memory)
 
-    def collect(self, dropped: bool) -> Kept:
-        """What is kept now. dropped: the trainer did not apply the last step's result."""
+    def collect(self, dropped: bool, forgotten: bool = False) -> Kept:
+        """What is kept now. dropped: the trainer did not apply the last step's result. forgotten: the next step would have forgotten residuals and
+        velocities (``skips``), which are zeros then."""
         waiting = self._waiting
         kept = Kept(dict(waiting.tensors), dict(waiting.servers), list(waiting.layouts))
         for layout, declaration, planned in self._layouts:
@@ -149,6 +152,10 @@ class Residuals:
             kept.servers |= memory.servers
             again = _declared(layout, declaration, planned, memory.steps)
             kept.layouts.append(KeptLayout(again, planned, layout.workers, memory.exact))
+        if forgotten:
+            kept.tensors = {name: _forgotten(memory) for name, memory in kept.tensors.items()}
+            kept.servers = {name: np.zeros_like(values) for name, values in kept.servers.items()}
+            kept.layouts = [replace(layout, exact={}) for layout in kept.layouts]
         return kept
 
     def restore(self, kept: Kept) -> None:
@@ -161,6 +168,11 @@ class Residuals:
         """Drop the layouts; their tensors' states are kept for the layout that is declared next. Every rank must call it. dropped: as of ``collect``."""
         if self._layouts:
             self.restore(self.collect(dropped))
+
+
+def _forgotten(memory: TensorMemory) -> TensorMemory:
+    residual, velocity = (None if values is None else np.zeros_like(values) for values in (memory.residual, memory.velocity))
+    return memory._replace(residual=residual, velocity=velocity)
 
 
 def _take(found: dict[str, Value], names: set[str]) -> dict[str, Value]:
