@@ -125,8 +125,7 @@ def test_residuals_follow_the_loss_scale_and_a_dropped_step_is_told_once(ranks: 
         for step, scale[0] in enumerate((8.0, 8.0, 16.0, 4.0, 4.0)):
             model.step(grads_of(rank, step), ("a b c d empty",))
             model.exchange.scale_with(lambda: scale[0])
-            if step == 2:
-                model.exchange.end_step(applied=False)
+            model.exchange.end_step(applied=step != 2)
 
     ranks.run(2, work, fuse_bytes=1 << 20)
     told = [(step.previous_skipped, step.rescale) for step in ranks.steps]
