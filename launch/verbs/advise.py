@@ -34,6 +34,12 @@ def advise(
     ] = None,
     host: Annotated[float | None, typer.Option(help="Gbit/s between a GPU and its host, if not what such GPUs have.")] = None,
     servers: Annotated[int, typer.Option(help="CPU servers that sum; 0: GPUs among themselves.")] = 0,
+    quality: Annotated[
+        str,
+        typer.Option(
+            help="exact: no codec; safe: what keeps training within noise from its first step; fast: all that suits the optimizer."
+        ),
+    ] = "safe",
     optimizer: Annotated[str, typer.Option(help="adam or sgd: 1-bit and top-k cost quality under Adam-like ones.")] = "adam",
     codecs: Annotated[str | None, typer.Option(help="Codecs to look at, with commas in between.")] = None,
     goodput: Annotated[bool, typer.Option("--goodput", help="Say tokens (or images) a second, and what a million cost.")] = False,
@@ -61,17 +67,25 @@ def advise(
         from psgc.plan.inputs.estimates import cluster_of, located
         from psgc.plan.whatif import advise as advising
 
-    from psgc.plan.model.quality import ADAM, OPTIMIZERS
+    from psgc.plan.model.quality import ADAM, LEVELS, OPTIMIZERS, Standard
 
     if optimizer not in OPTIMIZERS:
         raise UsageError(f"advise: --optimizer {optimizer!r}: choose one of {', '.join(OPTIMIZERS)}")
+    if quality not in LEVELS:
+        raise UsageError(f"advise: --quality {quality!r}: choose one of {', '.join(LEVELS)}")
     given, device = located(_profile(model, profile, gpu, tokens, goodput=goodput), gpu)
     cluster = cluster_of(gpu or given.hardware, nodes, gpus_per_node, link, latency_us, servers, intra, cores, host)
     named = tuple(codecs.split(",")) if codecs else ()
     if memory is not None and not 0 < memory <= MOST_MEMORY_GBPS:
         raise UsageError(f"advise: --memory {memory:g}: expected GB/s above 0, and {MOST_MEMORY_GBPS:g} at most")
     found = advising.advise(
-        given, cluster, gpu=gpu or "", memory_gbps=memory, adam=optimizer == ADAM, codecs=named, measured=with_measured_codecs
+        given,
+        cluster,
+        gpu=gpu or "",
+        memory_gbps=memory,
+        standard=Standard(quality, optimizer == ADAM),
+        codecs=named,
+        measured=with_measured_codecs,
     )
     found["notes"] += [device] if device else []
     if goodput:

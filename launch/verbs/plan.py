@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from psgc.plan.inputs.cluster import Cluster
     from psgc.plan.inputs.profile import Profile
     from psgc.plan.model.options import Constraints
+    from psgc.plan.model.quality import Standard
 
 
 @compiles_on_call
@@ -42,6 +43,12 @@ def plan(
     seconds: Annotated[
         float | None, typer.Option(help="Search for about so many seconds, or until the bound is near; default: some milliseconds.")
     ] = None,
+    quality: Annotated[
+        str,
+        typer.Option(
+            help="exact: no codec; safe: what keeps training within noise from its first step; fast: all that suits the optimizer."
+        ),
+    ] = "safe",
     optimizer: Annotated[str, typer.Option(help="adam or sgd: 1-bit and top-k cost quality under Adam-like optimizers.")] = "adam",
     force: Annotated[bool, typer.Option("--force", help="Write a plan that compresses even if the verdict is not to compress.")] = False,
     report: Annotated[Path | None, typer.Option(help="Write a page with the timeline and the reasons.")] = None,
@@ -61,7 +68,7 @@ def plan(
         from psgc.launch.gpu_results import with_measured_codecs
         from psgc.plan.model.constraints import ALL, load_constraints
         from psgc.plan.model.job import load_job
-        from psgc.plan.model.quality import ADAM, OPTIMIZERS
+        from psgc.plan.model.quality import ADAM, LEVELS, OPTIMIZERS, Standard
         from psgc.plan.report.assessment import BEST, assess
         from psgc.plan.report.document import document
 
@@ -71,12 +78,14 @@ def plan(
             raise UsageError(f"plan: --optimizer {optimizer!r}: choose one of {', '.join(OPTIMIZERS)}")
         if force and method != BEST:
             raise UsageError(f"plan: --force and --method {method}: another method's plan is written as it is; leave one of them out")
-        adam = optimizer == ADAM
-        choose = functools.partial(_advised, gpu or "", adam)
-        job = load_job(profile, cluster, codec, allowed, gpu=gpu, adam=adam, measured=with_measured_codecs, choose=choose)
+        if quality not in LEVELS:
+            raise UsageError(f"plan: --quality {quality!r}: choose one of {', '.join(LEVELS)}")
+        standard = Standard(quality, optimizer == ADAM)
+        choose = functools.partial(_advised, gpu or "", standard)
+        job = load_job(profile, cluster, codec, allowed, gpu=gpu, standard=standard, measured=with_measured_codecs, choose=choose)
         _check_encodes(codec, job.problem.constraints, f"constraints {constraints}")
         tell(f"planning {job.problem.profile.model} by {method}")
-        assessed = assess(job, method, compare=not as_json or report is not None, seconds=seconds, adam=adam, force=force)
+        assessed = assess(job, method, compare=not as_json or report is not None, seconds=seconds, standard=standard, force=force)
         made = document(assessed)
         if report is not None:
             from psgc.plan.report.report import report as page
@@ -94,12 +103,12 @@ def plan(
         print_plan(assessed)
 
 
-def _advised(gpu: str, adam: bool, profile: Profile, cluster: Cluster) -> tuple[str, str]:
+def _advised(gpu: str, standard: Standard, profile: Profile, cluster: Cluster) -> tuple[str, str]:
     """What ``psgc advise`` takes, and a note."""
     from psgc.launch.gpu_results import with_measured_codecs
     from psgc.plan.whatif.advise import advised_codec
 
-    return advised_codec(profile, cluster, gpu=gpu, adam=adam, measured=with_measured_codecs)
+    return advised_codec(profile, cluster, gpu=gpu, standard=standard, measured=with_measured_codecs)
 
 
 def _check_encodes(codec: str | None, allowed: Constraints, source: str) -> None:

@@ -20,7 +20,7 @@ from psgc.plan.model.costs import CodecCosts
 from psgc.plan.model.options import Constraints, encodes
 from psgc.plan.model.plan import UNCOMPRESSED, PlannedBucket
 from psgc.plan.model.problem import PUBLISHED_BYTES, Problem, codec_costs, is_of_a_node
-from psgc.plan.model.quality import is_sound
+from psgc.plan.model.quality import SAFELY, Standard
 
 # The GPU that a well-known model's times are computed for if the user names none.
 DEFAULT_GPU: Final = ASSUMED_GPU
@@ -42,13 +42,13 @@ class Job(NamedTuple):
 
 def load_job(
     profile_text: str, cluster: str | Cluster, codec: str | None = None, constraints: Constraints = ALL, *,
-    gpu: str | None = None, beside: Iterable[str] = (), adam: bool = False, measured: Measured | None = None, choose: Choose | None = None,
+    gpu: str | None = None, beside: Iterable[str] = (), standard: Standard = SAFELY, measured: Measured | None = None, choose: Choose | None = None,
 ) -> Job:  # fmt: skip
     """The job that these files or names describe. Raises UsageError or CodecError, which name the argument and what is wrong with it.
 
     gpu: the GPU for which a well-known model's times are computed, and for which missing codec times are estimated.
     beside: further codecs, those of a given plan's buckets.
-    adam: choose no codec by default that costs quality under an Adam-like optimizer.
+    standard: that a codec which is chosen by default meets.
     measured: adds codec times measured on a GPU to a profile without them, and says where they come from.
     choose: the codec for a profile and a cluster where none is named and nothing is ruled out, "" for none, and a note that says why."""
     profile, device = located(load_profile(profile_text, gpu or DEFAULT_GPU), gpu)
@@ -64,14 +64,14 @@ def load_job(
         profile, fixed = with_overheads(profile)
         notes += fixed
         return Job(Problem(profile, cluster, codec_costs(UNCOMPRESSED, profile), constraints), tuple(notes))
-    wanted = named | _candidates(codec, profile, adam=adam)
+    wanted = named | _candidates(codec, profile, standard=standard)
     timed = with_codec_times(profile, wanted or profile.codecs, gpu=gpu or "", measured=measured)
     if codec is None and choose is not None and constraints == replace(ALL, runtime=constraints.runtime, on_gpus=constraints.on_gpus):
         codec, said = choose(profile, cluster)
         notes += [said] if codec else []
     if not codec:
-        codec = default_codec(timed.profile, _devices(profile, constraints), adam=adam)
-        notes.append(_default_note(codec, timed.profile, adam=adam))
+        codec = default_codec(timed.profile, _devices(profile, constraints), standard=standard)
+        notes.append(_default_note(codec, timed.profile, standard=standard))
     used = {*named, codec}
     timed = with_codec_times(profile, used, gpu=gpu or "", measured=measured)
     profile = timed.profile
@@ -113,29 +113,25 @@ def _all_match(profile: Profile, constraints: Constraints) -> bool:
     return matched == names
 
 
-def _candidates(codec: str | None, profile: Profile, *, adam: bool) -> frozenset[str]:
+def _candidates(codec: str | None, profile: Profile, *, standard: Standard) -> frozenset[str]:
     """The codecs whose times are needed beyond the profile's: the chosen one; or none, if no codec is chosen and the profile has times of a
     suitable one; or else all suitable ones."""
     if codec is not None:
         return frozenset({codec})
-    suitable = _suitable(adam=adam)
+    suitable = _suitable(standard=standard)
     return frozenset() if any(name in profile.codecs for name in suitable) else frozenset(suitable)
 
 
-def _suitable(*, adam: bool) -> list[str]:
+def _suitable(*, standard: Standard) -> list[str]:
     """The preferred codecs that may be the default."""
-    return [name for name in PREFERRED if not adam or is_sound(name, adam=True)]
+    return [name for name in PREFERRED if standard.keeps(name)]
 
 
-def _default_note(codec: str, profile: Profile, *, adam: bool) -> str:
+def _default_note(codec: str, profile: Profile, *, standard: Standard) -> str:
     if codec == UNCOMPRESSED:
         known = ", ".join(sorted(profile.codecs.keys() - {UNCOMPRESSED}))
-        return (
-            f"no codec: there are times of {known} only, which cost quality under an Adam-like optimizer; name one with --codec, or say "
-            f"--optimizer sgd if you train with SGD"
-        )
-    optimizer = "sound under an Adam-like optimizer and " if adam else ""
-    return f"codec {codec}, since none was chosen: the first that is {optimizer}timed, of {', '.join(_suitable(adam=adam))}"
+        return f"no codec: there are times of {known} only, and each {standard.told}; or name one with --codec"
+    return f"codec {codec}, since none was chosen: the first that is timed, of {', '.join(_suitable(standard=standard))}"
 
 
 def _costs(codec: str, profile: Profile, cluster: Cluster, constraints: Constraints) -> CodecCosts:
@@ -165,15 +161,15 @@ def _check_runs(codec: str) -> None:
         raise UsageError(f"codec {codec}: it does not cut tensors, and a plan that can be run may cut any; choose another of psgc codecs")
 
 
-def default_codec(profile: Profile, devices: Sequence[str], *, adam: bool = False) -> str:
-    """The codec to plan with if the user chooses none; ``none`` if every codec with times costs quality under an Adam-like optimizer. Raises
+def default_codec(profile: Profile, devices: Sequence[str], *, standard: Standard = SAFELY) -> str:
+    """The codec to plan with if the user chooses none; ``none`` if no codec with times meets the standard. Raises
     UsageError if the profile has no codec's times on these devices."""
     timed = [name for name in PREFERRED if any(device in profile.codecs.get(name, {}) for device in devices)]
     if not timed:
         raise UsageError(
             f"profile: times of no codec on {' or '.join(devices)}; choose one with --codec, or measure them with psgc profile"
         )
-    return next((name for name in timed if name in _suitable(adam=adam)), UNCOMPRESSED)
+    return next((name for name in timed if name in _suitable(standard=standard)), UNCOMPRESSED)
 
 
 def codec_of(buckets: Iterable[PlannedBucket]) -> str:

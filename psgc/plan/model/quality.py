@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from typing import Final
 
 from psgc.codecs.common.texts import split_text
@@ -22,9 +23,12 @@ TYPICAL_ERROR: Final = {
     UNCOMPRESSED: 0.0, "fp16": 0.0002, "bf16": 0.0017, "int8": 0.007, "shared": 0.007, "fp8": 0.026, "int4": 0.118, "int4:rotate=1": 0.118,
     "dithering": 0.18, "onebit": 0.602, "topk:k=0.0625": 0.82, "topk:k=0.02": 0.92, "topk": 0.956,
 }  # fmt: skip
-# The level ``safe`` allows this relative error between a gradient and the aggregate where what is left out is sent later, or errors have no bias: what trains
+# The level ``safe`` allows this relative error between a gradient and the aggregate where what is left out is sent later: what trains
 # within the noise of seeds from the first step has at most 0.25 over two encodings, what does not has 0.7 and more (docs/quality.md).
 SAFE_ERROR: Final = 0.3
+SAFE_UNBIASED_ERROR: Final = (
+    0.1  # where it is lost, but has no bias: dithering has 0.25, and is near the limit of noise at the end of a training
+)
 SAFE_BIASED_ERROR: Final = 0.01  # where it is lost: casts have 0.002, fp8 without feedback 0.03
 CAST_OF: Final = {"float16": "fp16", "bfloat16": "bf16"}  # the cast that changes no gradient of this type
 ADAM, SGD = "adam", "sgd"
@@ -58,6 +62,38 @@ def _half_is_sound(half: str, *, adam: bool) -> bool:
     return scheme.feedback or scheme.unbiased
 
 
+@dataclass(frozen=True, slots=True)
+class Standard:
+    """What a plan or advice may lose. level: see ``allowed``; adam: whether the optimizer is Adam-like, by which ``fast`` is judged where nothing runs
+    that would compress in stages."""
+
+    level: str = SAFE
+    adam: bool = True
+
+    def keeps(self, codec: str) -> bool:
+        """Whether the codec meets it. Raises CodecError for an unknown codec."""
+        if self.level == FAST:
+            return is_sound(codec, adam=self.adam)
+        _ = is_sound(codec, adam=True)  # raises
+        return allowed(codec, self.level)
+
+    @property
+    def told(self) -> str:
+        """Whose quality a codec that does not meet it costs, and what lets it in, as an end of a sentence."""
+        if self.level == EXACT:
+            return "changes gradients, which --quality exact does not allow"
+        if self.level == SAFE:
+            return "loses too much in a training's first steps (docs/quality.md); --quality fast --optimizer sgd lets it in"
+        return (
+            "costs quality under an Adam-like optimizer (--optimizer sgd if you train with SGD and momentum)"
+            if self.adam
+            else "costs quality"
+        )
+
+
+SAFELY: Final = Standard()
+
+
 def allowed(codec: str, level: str, *, encodings: int = 2, error: float | None = None, dtypes: Collection[str] = ()) -> bool:
     """Whether a job that leaves the choice to psgc may use the codec.
 
@@ -83,7 +119,7 @@ def _half_is_safe(half: str, encodings: int, error: float | None) -> bool:
         from psgc.codecs.registry import parse_scheme  # which loads numba
 
         scheme = parse_scheme(half)
-        limit = SAFE_ERROR if scheme.feedback or scheme.unbiased else SAFE_BIASED_ERROR
+        limit = SAFE_ERROR if scheme.feedback else SAFE_UNBIASED_ERROR if scheme.unbiased else SAFE_BIASED_ERROR
     return "momentum" not in parameters and one * math.sqrt(encodings) <= limit
 
 

@@ -22,7 +22,7 @@ from psgc.plan.model.job import Job
 from psgc.plan.model.options import encodes
 from psgc.plan.model.plan import PlannedBucket
 from psgc.plan.model.problem import Problem, Simulated, simulate
-from psgc.plan.model.quality import is_cast
+from psgc.plan.model.quality import SAFELY, Standard, is_cast
 from psgc.plan.model.vary import Change, faster, varied, with_halved_bytes
 from psgc.plan.report.reasons import all_encoded
 from psgc.plan.report.running import Running, running
@@ -83,7 +83,7 @@ class Assessment:
     margin: float
     over_bf16: Gain
     once: Found | None
-    adam: bool
+    standard: Standard
     running: Running
     rivals: Mapping[str, Found | UsageError]
     bounds: Bounds
@@ -105,13 +105,13 @@ class Assessment:
 
 
 def assess(
-    job: Job, method: str, *, compare: bool, seconds: float | None = None, adam: bool = True, force: bool = False
+    job: Job, method: str, *, compare: bool, seconds: float | None = None, standard: Standard = SAFELY, force: bool = False
 ) -> Assessment:  # fmt: skip
     """Assess the method's plan for the job. Raises UsageError for an unknown method, and if the plan must be runnable but is not.
 
     compare: with all methods, else only with fp32.
     seconds: how long psgc's own method may search, each with compression and without.
-    adam:    whether the optimizer is Adam-like.
+    standard: of quality.
     force:   plan compression even if it does not pay."""
     problem = job.problem
     plain = _found_in(seconds, BEST, _without_compression(problem))
@@ -131,7 +131,7 @@ def assess(
     rivals = {name: _rival(name, problem) for name in others if name != method}
     return Assessment(
         job, method, found, simulate(problem, found.buckets), plain, peer, bf16, best, encoded, _encodes(sought.buckets), over_fp32.gain,
-        over_fp32.margin, over_bf16, _once(problem, encoded), adam, running(problem, found.buckets), rivals,
+        over_fp32.margin, over_bf16, _once(problem, encoded), standard, running(problem, found.buckets), rivals,
         lower_bounds(problem, found.buckets, found.step_us),
     )  # fmt: skip
 

@@ -25,7 +25,7 @@ def document(assessed: Assessment) -> dict[str, Any]:
     }  # fmt: skip
     plan = whole_plan(problem, found.buckets, assessed.simulated, prediction)
     return {
-        **plan.to_json(), "profile": _origin(problem.profile), "optimizer": OPTIMIZERS[not assessed.adam],
+        **plan.to_json(), "profile": _origin(problem.profile), "optimizer": OPTIMIZERS[not assessed.standard.adam],
         "select_ms": found.select_us / 1e3, "bound_ms": bounds.bound_ms, "options_considered": found.options_considered,
         "step_ms": found.step_us / 1e3, "fp32_step_ms": steps[BASELINE], "runnable": assessed.running.runs,
         "lower_bound_ms": bounds.given_us / 1e3, "lower_bound_any_bucketing_ms": bounds.any_us / 1e3,
@@ -51,7 +51,7 @@ def _quality(assessed: Assessment) -> dict[str, Any]:
     """encodes: for each bucket, in the plan's order, the number of encodings on the way to the mean, with those by servers."""
     names = unsound(assessed)
     return {
-        "optimizer": OPTIMIZERS[not assessed.adam], "sound": not names, "unsound_codecs": names,
+        "optimizer": OPTIMIZERS[not assessed.standard.adam], "level": assessed.standard.level, "sound": not names, "unsound_codecs": names,
         "encodes": [encodings(bucket) for bucket in assessed.found.buckets],
         "one_encode_step_ms": None if assessed.once is None else assessed.once.step_us / 1e3, "told": about_quality(assessed),
     }  # fmt: skip

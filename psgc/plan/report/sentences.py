@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from psgc.plan.model.options import encodes, is_program
 from psgc.plan.model.plan import UNCOMPRESSED, PlannedBucket
 from psgc.plan.model.problem import Problem
-from psgc.plan.model.quality import encodings, is_sound, residual_bytes, server_residual_bytes
+from psgc.plan.model.quality import encodings, residual_bytes, server_residual_bytes
 from psgc.plan.report.assessment import BEST, Assessment
 from psgc.plan.report.wording import counted, gigabytes, longer, ms, percent
 
@@ -116,15 +116,14 @@ def _search_encodes(assessed: Assessment) -> bool:
 def unsound(assessed: Assessment) -> list[str]:
     """The codecs of the compressed plan that cost quality under the optimizer."""
     used = {bucket.codec for bucket in assessed.encoded or () if encodes(bucket.option)}
-    return sorted(codec for codec in used if not is_sound(codec, adam=assessed.adam))
+    return sorted(codec for codec in used if not assessed.standard.keeps(codec))
 
 
 def about_quality(assessed: Assessment) -> list[str]:
     """Lines on the quality that the compressed plan costs; none if there is no such plan."""
     lines = []
     if names := unsound(assessed):
-        whose = "an Adam-like optimizer (--optimizer sgd if you train with SGD and momentum)" if assessed.adam else "SGD"
-        lines.append(f"quality: {', '.join(names)} cost{'s' if len(names) == 1 else ''} quality under {whose}; see docs/optimizers.md")
+        lines.append(f"quality: {', '.join(names)}: {'it' if len(names) == 1 else 'each'} {assessed.standard.told}")
     if _encodes(assessed):
         lines.append(f"quality: {_encodings_text(assessed)}")
     return lines

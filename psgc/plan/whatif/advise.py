@@ -18,7 +18,7 @@ from psgc.plan.inputs.profile import Profile
 from psgc.plan.model.options import Constraints
 from psgc.plan.model.plan import UNCOMPRESSED
 from psgc.plan.model.problem import Problem, codec_costs
-from psgc.plan.model.quality import is_sound
+from psgc.plan.model.quality import SAFELY, Standard
 from psgc.plan.report.running import is_whole
 from psgc.plan.report.wording import gigabytes, ms
 from psgc.plan.whatif.candidates import BF16, CORNERS, NOMINAL, Candidate, candidates, considered, ladder
@@ -63,15 +63,15 @@ def climb(rungs: Sequence[Candidate]) -> Candidate:
 
 
 def advise(
-    profile: Profile, cluster: Cluster, *, gpu: str = "", memory_gbps: float | None = None, adam: bool = True, codecs: Sequence[str] = (),
+    profile: Profile, cluster: Cluster, *, gpu: str = "", memory_gbps: float | None = None, standard: Standard = SAFELY, codecs: Sequence[str] = (),
     measured: Measured | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """The advice. gpu, memory_gbps, measured: for the codec times that the profile lacks, as ``with_codec_times`` takes them; adam: whether the optimizer is
-    Adam-like; codecs: the codecs to consider, by default the usual ones."""
+    """The advice. gpu, memory_gbps, measured: for the codec times that the profile lacks, as ``with_codec_times`` takes them; standard: of
+    quality; codecs: the codecs to consider, by default the usual ones."""
     asked = tuple(codecs) or considered(profile)
     timed = with_codec_times(profile, asked, gpu=gpu, memory_gbps=memory_gbps, measured=measured)
     known = [name for name in asked if codecs or {name, name.partition(":")[0]} & timed.profile.codecs.keys()]
-    found = candidates(timed, cluster, known, adam=adam)
+    found = candidates(timed, cluster, known, standard=standard)
     none, bf16 = found[0], found[1]
     chosen = climb([one for one in found if one.sound and one.runs])
     regime = _regime(found)
@@ -81,19 +81,21 @@ def advise(
         "gain": overall.gain, "margin": overall.margin, "gain_over_bf16": over_bf16.gain, "margin_over_bf16": over_bf16.margin,
         "best_that_psgc_carries": chosen.name,
         "in_any_version": {"verdict": regime.kind, "choice": regime.name, "iteration_ms": regime.iteration_us(NOMINAL) / 1e3},
-        "why": _why(profile, cluster, found, chosen), "notes": _notes(timed, cluster, found, asked, known, adam=adam),
+        "why": _why(profile, cluster, found, chosen), "notes": _notes(timed, cluster, found, asked, known, standard=standard),
         "needed_ratio_over_bf16": _finite(needed_ratio(profile, cluster)), "candidates": [_shown(one, none, bf16) for one in found],
     }  # fmt: skip
 
 
 def advised_codec(
-    profile: Profile, cluster: Cluster, *, gpu: str = "", adam: bool = True, measured: Measured | None = None
+    profile: Profile, cluster: Cluster, *, gpu: str = "", standard: Standard = SAFELY, measured: Measured | None = None
 ) -> tuple[str, str]:  # fmt: skip
     """The codec that ``advise`` takes, or would take if it took one, among those that run under a plan; and a note that says which, and why it is not the
     advice where it is not. "" if there is none."""
-    asked = [name for name in considered(profile) if is_sound(name, adam=adam) and not is_whole(name)]
+    asked = [name for name in considered(profile) if standard.keeps(name) and not is_whole(name)]
     timed = with_codec_times(profile, asked, gpu=gpu, measured=measured)
-    found = ladder(timed, cluster, [name for name in asked if {name, name.partition(":")[0]} & timed.profile.codecs.keys()], adam=adam)
+    found = ladder(
+        timed, cluster, [name for name in asked if {name, name.partition(":")[0]} & timed.profile.codecs.keys()], standard=standard
+    )
     rungs = [one for one in found if one.sound and one.runs]
     codecs = [one for one in rungs if one.kind == "compress"]
     if not codecs:
@@ -214,7 +216,7 @@ def _of_hosts(cluster: Cluster) -> str:
 
 
 def _notes(
-    timed: Timed, cluster: Cluster, found: Sequence[Candidate], asked: Sequence[str], known: Sequence[str], *, adam: bool
+    timed: Timed, cluster: Cluster, found: Sequence[Candidate], asked: Sequence[str], known: Sequence[str], *, standard: Standard
 ) -> list[str]:  # fmt: skip
     """The assumptions that the answer rests on, one line each."""
     profile = timed.profile
@@ -247,10 +249,8 @@ def _notes(
             f"memory: {', '.join(one.name for one in keeping)} keep residuals (what error feedback has not sent yet): up to {gigabytes(most)} in each "
             f"worker{beside}"
         )
-    if adam:
-        unsound = ", ".join(one.name for one in found if one.sound is False)
-        if unsound:
-            notes.append(f"optimizer: {unsound} cost quality under an Adam-like one and are not advised; --optimizer sgd lets them in")
+    if unsound := ", ".join(one.name for one in found if one.sound is False):
+        notes.append(f"quality: not advised: {unsound}. Each {standard.told}")
     most_encodes = max((one.encodes for one in found), default=0)
     if most_encodes > 1:
         notes.append(

@@ -21,7 +21,7 @@ from psgc.plan.methods.search import search
 from psgc.plan.model.options import Constraints, encodes
 from psgc.plan.model.plan import UNCOMPRESSED
 from psgc.plan.model.problem import PUBLISHED_BYTES, Problem, codec_costs, is_of_a_node, simulate
-from psgc.plan.model.quality import CASTS, encodings, is_sound, residual_bytes, server_residual_bytes
+from psgc.plan.model.quality import CASTS, Standard, encodings, residual_bytes, server_residual_bytes
 from psgc.plan.model.vary import Change, varied, with_halved_bytes
 from psgc.plan.report.running import as_jobs_run, is_whole, uncut, why_not_encoded, with_servers
 
@@ -94,20 +94,20 @@ class Candidate:
         return self if self.later_us is None else replace(self, iteration_us=self.later_us)
 
 
-def candidates(timed: Timed, cluster: Cluster, codecs: Sequence[str], *, adam: bool) -> list[Candidate]:
+def candidates(timed: Timed, cluster: Cluster, codecs: Sequence[str], *, standard: Standard) -> list[Candidate]:
     """All candidates, those that send most bytes first, local steps last. codecs: codecs that the profile has times for."""
     outer = OUTER_CODEC in timed.profile.codecs and OUTER_CODEC in codecs
     plain = _plain(timed, cluster)
     exchange = _problem(timed.profile, cluster, OUTER_CODEC) if outer else _halved(plain)
     local = _local_steps(exchange, OUTER_CODEC if outer else BF16, timed.times(OUTER_CODEC) if outer else "")
-    return [*ladder(timed, cluster, codecs, adam=adam), local]
+    return [*ladder(timed, cluster, codecs, standard=standard), local]
 
 
-def ladder(timed: Timed, cluster: Cluster, codecs: Sequence[str], *, adam: bool) -> list[Candidate]:
+def ladder(timed: Timed, cluster: Cluster, codecs: Sequence[str], *, standard: Standard) -> list[Candidate]:
     """The candidates that exchange gradients in every step: fp32, bf16 and the codecs, those that send most bytes first."""
     plain = _plain(timed, cluster)
     found = [_uncompressed("none", plain, timed, 4.0), _uncompressed(BF16, _halved(plain), timed, 2.0)]
-    encoded = [_encoded(name, timed, cluster, adam=adam) for name in codecs]
+    encoded = [_encoded(name, timed, cluster, standard=standard) for name in codecs]
     return found + sorted(encoded, key=lambda one: -one.bytes_per_element)
 
 
@@ -149,11 +149,11 @@ def _uncompressed(name: str, problem: Problem, timed: Timed, size: float) -> Can
     return Candidate(name, name, size, True, "", _iteration(judged, plan, ""), 0.0, runs=runs)
 
 
-def _encoded(name: str, timed: Timed, cluster: Cluster, *, adam: bool) -> Candidate:
+def _encoded(name: str, timed: Timed, cluster: Cluster, *, standard: Standard) -> Candidate:
     """The candidate of a codec, with the best plan that psgc's jobs run; ``later_us`` has the best plan of all if that is faster."""
     problem, times = _problem(timed.profile, cluster, name), timed.times(name)
     if is_whole(problem.codec.name):
-        return _uncut(problem, times, adam=adam)
+        return _uncut(problem, times, standard=standard)
     codec, lacking = problem.codec, why_not_encoded(problem.codec)
     plans, runs, later = [search(problem)], "", None
     iteration_us = _iteration(problem, plans[0], times)
@@ -166,18 +166,18 @@ def _encoded(name: str, timed: Timed, cluster: Cluster, *, adam: bool) -> Candid
         else:
             plans, later = [carried], None
     return Candidate(
-        codec.name, "compress", codec.bytes_per_element, is_sound(codec.name, adam=adam), times, iteration_us, max(map(_compressed_share, plans)),
+        codec.name, "compress", codec.bytes_per_element, standard.keeps(codec.name), times, iteration_us, max(map(_compressed_share, plans)),
         max(residual_bytes(plan.buckets) for plan in plans), max(server_residual_bytes(plan.buckets) for plan in plans),
         max(encodings(bucket) for plan in plans for bucket in plan.buckets), runs, later, lacking,
     )  # fmt: skip
 
 
-def _uncut(problem: Problem, times: str, *, adam: bool) -> Candidate:
+def _uncut(problem: Problem, times: str, *, standard: Standard) -> Candidate:
     """A codec that does not cut tensors, as psgc run --codec runs it."""
     plan, codec = uncut(problem), problem.codec
     served = replace(problem, cluster=with_servers(problem.cluster))
     return Candidate(
-        codec.name, "compress", codec.bytes_per_element, is_sound(codec.name, adam=adam), times, _iteration(served, plan, times), 1.0,
+        codec.name, "compress", codec.bytes_per_element, standard.keeps(codec.name), times, _iteration(served, plan, times), 1.0,
         residual_bytes(plan.buckets), 0.0, 1, PSGC,
     )  # fmt: skip
 
