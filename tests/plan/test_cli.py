@@ -228,7 +228,19 @@ def test_a_plan_is_made_written_and_simulated_to_the_same_step(job: Path) -> Non
 def test_a_plan_for_people_is_tables_a_verdict_and_a_page(job: Path) -> None:
     (job / "c.toml").write_text("most_encodes = 1\n")
     done = psgc(
-        *planning(job, "--codec", "onebit", "--optimizer", "sgd", "--constraints", str(job / "c.toml"), "--report", str(job / "page.html"))
+        *planning(
+            job,
+            "--codec",
+            "onebit",
+            "--quality",
+            "fast",
+            "--optimizer",
+            "sgd",
+            "--constraints",
+            str(job / "c.toml"),
+            "--report",
+            str(job / "page.html"),
+        )
     )
     assert done.returncode == 0, done.stderr
     assert "compress: with onebit" in done.stdout.splitlines()[-1]

@@ -20,7 +20,7 @@ from psgc.plan.model.costs import CodecCosts
 from psgc.plan.model.options import Constraints, encodes
 from psgc.plan.model.plan import UNCOMPRESSED, PlannedBucket
 from psgc.plan.model.problem import PUBLISHED_BYTES, Problem, codec_costs, is_of_a_node
-from psgc.plan.model.quality import SAFELY, Standard
+from psgc.plan.model.quality import LENIENTLY, Standard
 
 # The GPU that a well-known model's times are computed for if the user names none.
 DEFAULT_GPU: Final = ASSUMED_GPU
@@ -42,7 +42,7 @@ class Job(NamedTuple):
 
 def load_job(
     profile_text: str, cluster: str | Cluster, codec: str | None = None, constraints: Constraints = ALL, *,
-    gpu: str | None = None, beside: Iterable[str] = (), standard: Standard = SAFELY, measured: Measured | None = None, choose: Choose | None = None,
+    gpu: str | None = None, beside: Iterable[str] = (), standard: Standard = LENIENTLY, measured: Measured | None = None, choose: Choose | None = None,
 ) -> Job:  # fmt: skip
     """The job that these files or names describe. Raises UsageError or CodecError, which name the argument and what is wrong with it.
 
@@ -161,7 +161,7 @@ def _check_runs(codec: str) -> None:
         raise UsageError(f"codec {codec}: it does not cut tensors, and a plan that can be run may cut any; choose another of psgc codecs")
 
 
-def default_codec(profile: Profile, devices: Sequence[str], *, standard: Standard = SAFELY) -> str:
+def default_codec(profile: Profile, devices: Sequence[str], *, standard: Standard = LENIENTLY) -> str:
     """The codec to plan with if the user chooses none; ``none`` if no codec with times meets the standard. Raises
     UsageError if the profile has no codec's times on these devices."""
     timed = [name for name in PREFERRED if any(device in profile.codecs.get(name, {}) for device in devices)]

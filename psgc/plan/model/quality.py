@@ -92,6 +92,7 @@ class Standard:
 
 
 SAFELY: Final = Standard()
+LENIENTLY: Final = Standard(FAST, adam=False)  # what training with SGD keeps its quality with in the end
 
 
 def allowed(codec: str, level: str, *, encodings: int = 2, error: float | None = None, dtypes: Collection[str] = ()) -> bool:

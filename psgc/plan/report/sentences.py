@@ -87,7 +87,7 @@ def _compress(assessed: Assessment) -> str:
     what = "compress"
     if assessed.bf16 is not None and not assessed.over_bf16.sure:
         what = "send bf16 gradients, or compress"
-    return f"{what}, with SGD only" if unsound(assessed) else what
+    return f"{what}, at a cost in quality" if unsound(assessed) else what
 
 
 def _beside_bf16(assessed: Assessment) -> str:
