@@ -44,6 +44,8 @@ class Model:
         futures = []
         for number, names in enumerate(buckets):
             members = names.split()
+            for name in members:
+                self.exchange.coming(self.parameters[name])
             flat = torch.cat([grads[name].reshape(-1) for name in members])
             views = [piece.view(SHAPES[name]) for piece, name in zip(flat.split([grads[n].numel() for n in members]), members, strict=True)]
             for name in members:
@@ -173,7 +175,7 @@ def test_a_state_has_what_is_still_in_p_grad_but_not_what_was_left_or_used_by_ha
 
     def work(rank: int) -> None:
         model = Model()
-        for step, then in enumerate(("nothing", "step", "clear", "put back", "clear", "clear", "clear")):
+        for step, then in enumerate(("added to", "step", "clear", "put back", "clear", "clear", "clear")):
             model.step(grads_of(rank, step), FIRST)
             if then == "step":
                 model.exchange.stepped()
@@ -191,7 +193,7 @@ def test_a_state_has_what_is_still_in_p_grad_but_not_what_was_left_or_used_by_ha
     ranks.run(2, work)
     assert asked[0] == asked[1]
     still_there, stepped, left, put_back = (True, False), (False, False), (False, True), (True, False)
-    assert asked[0] == [still_there, stepped, left, put_back, left, (False, False), (False, False), (False, False)]
+    assert asked[0] == [still_there, stepped, left, put_back, left, left, (False, False), (False, False)]
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,9 @@ def test_a_state_saved_after_an_exceptional_result_was_left_has_forgotten_what_c
         model = linear()
         optimizer = sgd(model)
         model(batch(rank, 0)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        model(batch(rank, 1)).sum().backward()
         if clear is None:
             optimizer.step()
         else:

@@ -15,7 +15,7 @@ from tests.torch.job_not_stepped import FRONTS
 JOB = str(Path(__file__).parent / "job_not_stepped.py")
 # How many times as far from the definition as plain training a loop may be under a codec, whose error two gradients a step have twice. A loop whose first three
 # results, or whose few skipped ones, take what codecs keep with them is a little further away.
-TIMES = {"plain": 1, "averaged": 1, "twice": 1.2, "by_hand": 2.5, "by_hand_on_data": 2.5, "toggled": 4} | dict.fromkeys(
+TIMES = {"plain": 1, "averaged": 1, "twice": 1.2, "by_hand": 1.2, "by_hand_on_data": 1.2, "toggled": 4} | dict.fromkeys(
     ("guarded", "guarded_early", "guarded_and_saved", "guarded_against_nan", "clipped", "discarding", "accumulated"), 3
 )
 TWICE = 12
@@ -64,14 +64,15 @@ def test_what_a_loop_does_with_its_gradients_is_its_own(
 def test_a_result_without_a_step_is_an_exception_among_the_first_and_among_many_steps_only() -> None:
     guard, gan, critic, by_hand = Skips(), Skips(), Skips(), Skips()
     for step in range(50):
-        assert gan.leave() == (step < FORGIVEN)
         gan.step()
-        assert by_hand.leave() == (step < FORGIVEN)
+        assert gan.leave() == (step < FORGIVEN)
+        assert not by_hand.leave()
     assert by_hand.by_hand
     assert not gan.by_hand
     for skip in range(20):
+        guard.step()
         assert guard.leave(), skip
-        for _ in range(EXCEPTIONAL):
+        for _ in range(EXCEPTIONAL - 1):
             guard.step()
     found = []
     for _ in range(100):

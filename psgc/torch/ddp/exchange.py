@@ -125,7 +125,8 @@ class DdpExchange:
         self._forgets = False  # what codecs keep is forgotten in the next step
         self._waits = False  # the last result is in p.grad, and nobody has said what became of it
         self._adds_up: bool | None = None  # whether the backward after it adds to it; None: not known yet
-        self._looking: set[int] = set()  # indices of parameters whose hook finds that out
+        self._watched: set[int] = set()  # indices of parameters whose hook finds that out
+        self._backward_came = True  # false where DDP hands over zeros for a rank that has run out of batches (join)
         add_exchange(self)
         api.add_member(self)
 
@@ -154,8 +155,9 @@ class DdpExchange:
         """DDP's next bucket. Returns once what is complete of psgc's buckets is on its way. Raises UsageError for gradients that psgc cannot
         carry."""
         if not self._begun:
-            self._look_at(arrival.parameters[0])
             self._begin()
+        if len(self._watched) < len(self._parameters):
+            self._watch(arrival.parameters)
         if self.observer is not None:
             for parameter, gradient in zip(arrival.parameters, arrival.gradients, strict=True):
                 self.observer.ready(self._names[self._index(parameter)], gradient)
@@ -290,7 +292,7 @@ class DdpExchange:
         self._last_scale = now
         if self._stepped or self._applied:
             self._skips.step()
-        elif self._waits and not self._adds_up:
+        elif self._waits and self._adds_up is False:
             self._leave_to_script()
         if self._forgets:
             self._rescale = 0.0
@@ -298,15 +300,17 @@ class DdpExchange:
         self._applied = self._dropped = self._stepped = self._forgets = False
         self._begun = True
 
-    def _look_at(self, parameter: torch.Tensor) -> None:
-        """The parameter's gradient is one of the first in a step: from the next backward on, see beforehand whether that adds to the last result."""
-        index = self._index(parameter)
-        if index not in self._looking:
-            self._looking.add(index)
-            parameter.register_hook(functools.partial(_coming, weakref.ref(self), self._parameters[index]))  # type: ignore[no-untyped-call]
+    def _watch(self, parameters: Iterable[torch.Tensor]) -> None:
+        """From the next backward on, see before it adds to these whether it adds to the last result."""
+        for parameter in parameters:
+            index = self._index(parameter)
+            if index not in self._watched and parameter.requires_grad:
+                self._watched.add(index)
+                parameter.register_hook(functools.partial(_coming, weakref.ref(self), self._parameters[index]))  # type: ignore[no-untyped-call]
 
     def coming(self, parameter: torch.Tensor) -> None:
         """Backward is about to add to the parameter's gradient. Runs in autograd's thread."""
+        self._backward_came = True
         if self._waits and self._adds_up is None:
             self._adds_up = parameter.grad is not None and bool(parameter.grad.any())
 
@@ -415,7 +419,9 @@ class DdpExchange:
         if self.observer is not None:
             self.observer.leaving()
         self.steps += 1
-        self._begun, self._waits, self._adds_up = False, True, None
+        self._begun, self._waits, self._adds_up = False, self._backward_came, None
+        self._stepped = not self._backward_came  # as the other ranks do
+        self._backward_came = not self._watched
 
 
 def _coming(exchange: weakref.ref[DdpExchange], parameter: weakref.ref[torch.Tensor], _gradient: torch.Tensor) -> None:

@@ -4,7 +4,8 @@ What a codec has not sent of a gradient stays in its residual, also where the sc
 away as a GAN's other half does in each iteration. But a script that seldom does so guards against bad steps: there the rest of a gradient that is
 thousands of times too large would come back in the next steps, which the guard would throw away, too. So with a result that is left as an exception the
 residuals are forgotten. The first few results count as exceptions: to forget what three steps have left costs next to nothing, and a bad batch that comes
-back ruins a training. Pure; the same on all ranks whose scripts do the same.
+back ruins a training. Before the first step nothing is forgotten, because a script that never steps uses its results by hand.
+Pure; the same on all ranks whose scripts do the same.
 """
 
 from __future__ import annotations
@@ -36,4 +37,4 @@ class Skips:
     def leave(self) -> bool:
         """A result is left to the script. Returns whether that is an exception, so that residuals are to be forgotten."""
         self.left += 1
-        return self.applied >= EXCEPTIONAL * (self.left - FORGIVEN)
+        return self.applied > 0 and self.applied >= EXCEPTIONAL * (self.left - FORGIVEN)
