@@ -5,7 +5,7 @@
 
 Trains the demo's GPT by each codec and by ``auto``, in turns, on hosts of ``--per-host`` workers each and one of a server; with ``--servers 0`` on hosts of
 workers alone; with ``--ddp`` under DistributedDataParallel and psgc's hook. An iteration is the median of a job's last
-``--steps``; ``auto`` has first had ``--settle`` iterations to choose in. The codecs are those that are sound under the script's optimizer, which are those that
+``--steps``; ``auto`` has first had ``--settle`` iterations to choose in. The codecs are those that the level ``safe`` allows, which are those that
 ``auto`` may choose from. ``--gbps 0`` is no limit. With ``--change`` a job begins at the largest rate that was given and goes on at the least one: how many
 iterations later has it planned again? With ``--measuring`` it says what measuring takes of one gradient and of a step of that training, by a clock around all
 that ``auto`` does between and beside the steps of a job on this machine (which needs no root), and runs nothing else.

@@ -18,6 +18,7 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -115,8 +116,8 @@ TASKS: Final[dict[str, tuple[Callable[[], Training], int]]] = {
 }
 
 
-def train(make: Callable[[], Training], steps: int, codec: str, seed: int) -> tuple[float, float, str]:
-    """Validation losses after EARLY steps and at the end, and what it ended with."""
+def train(make: Callable[[], Training], steps: int, codec: str, seed: int) -> tuple[float, float, float, str]:
+    """Validation losses after EARLY steps and at the end, the median of the steps' times after EARLY steps in milliseconds, and what it ended with."""
     import psgc.torch as psgc
 
     torch.manual_seed(seed)
@@ -124,19 +125,22 @@ def train(make: Callable[[], Training], steps: int, codec: str, seed: int) -> tu
     psgc.broadcast_parameters(training.model.state_dict(), root_rank=0)
     optimizer: Any = psgc.DistributedOptimizer(training.optimizer, training.model.named_parameters(), compression=codec)
     generator, early = torch.Generator().manual_seed(1000 * seed + psgc.rank()), 0.0
+    times = []
     for step in range(1, steps + 1):
+        began = time.perf_counter()
         optimizer.zero_grad()
         training.loss(generator).backward()
         if training.clip:
             torch.nn.utils.clip_grad_norm_(training.model.parameters(), training.clip)
         optimizer.step()
+        times.append(time.perf_counter() - began)
         if step == EARLY:
             with torch.no_grad():
                 early = training.measure()
     with torch.no_grad():
         end = training.measure()
     choice = optimizer._psgc_exchange.choice
-    return early, end, "plan" if choice.plan is not None or choice.awaited else choice.codec
+    return early, end, 1e3 * statistics.median(times[EARLY:]), "plan" if choice.plan is not None or choice.awaited else choice.codec
 
 
 def worker(options: argparse.Namespace) -> None:
@@ -148,9 +152,9 @@ def worker(options: argparse.Namespace) -> None:
         make, steps = TASKS[task]
         for seed in range(1, options.seeds + 1):
             for codec in options.codecs.split(";"):
-                early, end, ended = train(make, steps, codec, seed)
+                early, end, ms, ended = train(make, steps, codec, seed)
                 if psgc.rank() == 0:
-                    record = {"task": task, "codec": codec, "seed": seed, "early": early, "end": end, "ended": ended}
+                    record = {"task": task, "codec": codec, "seed": seed, "early": early, "end": end, "ms": ms, "ended": ended}
                     print(FOUND + json.dumps(record), flush=True)
     psgc.shutdown()
 
@@ -195,8 +199,11 @@ def parts(codecs: str) -> list[str]:
 
 
 def table(found: list[dict[str, Any]]) -> str:
-    """Markdown: means and standard deviations over seeds, and the distance from ``none``."""
-    lines = ["| task | codec | after 100 steps | against none | at the end | against none |", "|---|---|---|---|---|---|"]
+    """Markdown: means and standard deviations over seeds, and the distance from ``none``; where they were timed, steps after the first EARLY ones, also as
+    a multiple of those of the same seed's quickest codec."""
+    timed = all("ms" in one for one in found)
+    lines = ["| task | codec | after 100 steps | against none | at the end | against none |" + " ms a step | over the quickest |" * timed]
+    lines.append("|---" * (6 + 2 * timed) + "|")
     for task in dict.fromkeys(one["task"] for one in found):
         of_task = [one for one in found if one["task"] == task]
         for codec in dict.fromkeys(one["codec"] for one in of_task):
@@ -206,6 +213,13 @@ def table(found: list[dict[str, Any]]) -> str:
                 spread = statistics.stdev(plain)
                 away = "" if codec == "none" else f"{(statistics.fmean(mine) - statistics.fmean(plain[: len(mine)])) / spread:+.1f} sd"
                 cells += [f"{statistics.fmean(mine):.3f} ± {statistics.stdev(mine):.3f}", away]
+            if timed:
+                quickest = {one["seed"]: min(each["ms"] for each in of_task if each["seed"] == one["seed"]) for one in of_task}
+                ratios = [one["ms"] / quickest[one["seed"]] for one in of_task if one["codec"] == codec]
+                cells += [
+                    f"{statistics.median(one['ms'] for one in of_task if one['codec'] == codec):.1f}",
+                    f"{statistics.median(ratios):.2f}",
+                ]
             ended = sorted({one["ended"] for one in of_task if one["codec"] == codec})
             name = f"`{codec}`" + (f" ({', '.join(ended)})" if codec.startswith("auto") else "")
             lines.append(f"| {task} | {name} | {' | '.join(cells)} |")
@@ -230,7 +244,7 @@ def main() -> None:
     for record in records(options):
         found.append(record)
         print(
-            f"{record['task']} {record['codec']} seed {record['seed']}: {record['early']:.4f} {record['end']:.4f} {record['ended']}",
+            f"{record['task']} {record['codec']} seed {record['seed']}: {record['early']:.4f} {record['end']:.4f} {record['ms']:.2f} ms {record['ended']}",
             file=sys.stderr,
         )
     if options.json:
