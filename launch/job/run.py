@@ -22,11 +22,11 @@ from psgc.launch.supervision.supervisor import Patience, Supervisor
 from psgc.launch.tables import progress
 from psgc.launch.topology import detect, told
 from psgc.launch.topology.interfaces import NAME as INTERFACES
+from psgc.plan.model.level import SAFE, asks_auto, level_of
 from psgc.transport.control.voice import own_outlet
 from psgc.transport.pacing import make_file
 from psgc.transport.security import encryption
 
-AUTO: Final = "auto"  # in place of a plan's file; a level of quality may follow
 # Variables that identify a process in another job (the shell's, or the one that this command runs in); they do not apply to this job.
 NOT_INHERITED: Final = {
     "DMLC_ROLE", "DMLC_WORKER_ID", "DMLC_SERVER_ID", "DMLC_NODE_HOST", "DMLC_INTERFACE", "DMLC_PORT", "PSGC_ADVERTISE", "PSGC_KEEPER_FD",
@@ -186,11 +186,10 @@ def _files(plan: str | None, layout_out: str | None) -> dict[str, str]:
     inside: dict[str, str] = {}
     files = {"PSGC_PLAN": plan, "PSGC_LAYOUT_OUT": layout_out}
     named = {name: path or os.environ.get(name, "").strip() for name, path in files.items()}
-    automatic = named["PSGC_PLAN"].partition(":")[0] == AUTO
+    automatic = asks_auto(named["PSGC_PLAN"])
     if automatic:
         with progress(False):
-            from psgc.plan.live.levels import all_candidates, level_of
-            from psgc.plan.model.quality import SAFE
+            from psgc.plan.live.levels import all_candidates
 
         prepare([*all_candidates(level_of(named["PSGC_PLAN"], os.environ.get("PSGC_QUALITY", "").strip() or SAFE)), PLANNER])
     elif named["PSGC_PLAN"]:

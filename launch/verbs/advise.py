@@ -67,7 +67,8 @@ def advise(
         from psgc.plan.inputs.estimates import cluster_of, located
         from psgc.plan.whatif import advise as advising
 
-    from psgc.plan.model.quality import ADAM, LEVELS, OPTIMIZERS, Standard
+    from psgc.plan.model.level import LEVELS
+    from psgc.plan.model.quality import ADAM, OPTIMIZERS, Standard
 
     if optimizer not in OPTIMIZERS:
         raise UsageError(f"advise: --optimizer {optimizer!r}: choose one of {', '.join(OPTIMIZERS)}")

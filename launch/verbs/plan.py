@@ -68,7 +68,8 @@ def plan(
         from psgc.launch.gpu_results import with_measured_codecs
         from psgc.plan.model.constraints import ALL, load_constraints
         from psgc.plan.model.job import load_job
-        from psgc.plan.model.quality import ADAM, LEVELS, OPTIMIZERS, Standard
+        from psgc.plan.model.level import LEVELS
+        from psgc.plan.model.quality import ADAM, OPTIMIZERS, Standard
         from psgc.plan.report.assessment import BEST, assess
         from psgc.plan.report.document import document
 

@@ -10,13 +10,13 @@ import pytest
 from psgc.errors import UsageError
 from psgc.plan.inputs.cluster import Link
 from psgc.plan.inputs.profile import CostCurve, Profile, TensorProfile
-from psgc.plan.live.levels import FINE, all_candidates, asks_auto, candidates, level_of, stage_of
+from psgc.plan.live.levels import FINE, all_candidates, candidates, stage_of
 from psgc.plan.live.outlook import MOST_GBPS, PLAN, Machines, fitted_gbps, loss_of_name, outlook
 from psgc.plan.live.steering import CALM, CHECKS, MOST_RECHECK, MOST_SWITCHES, QUICKER_WINDOWS, REFILL, ROUND, TRIAL_STEPS, WINDOW, Steering
+from psgc.plan.model.level import EXACT, FAST, SAFE, asks_auto, level_of
 from psgc.plan.model.options import over_groups
 from psgc.plan.model.plan import PlannedBucket
 from psgc.plan.model.problem import Problem, codec_costs, simulate
-from psgc.plan.model.quality import EXACT, FAST, SAFE
 from psgc.plan.planfile.reading import read_plan
 from psgc.plan.planfile.runtime import ENCODED, PLAIN, check_runs
 from psgc.torch.plans.calibrating import within_node_gbps

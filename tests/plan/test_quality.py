@@ -8,7 +8,8 @@ import pytest
 from psgc.codecs import parse_codec
 from psgc.codecs.codec import Stream
 from psgc.codecs.common.loss import relative_error
-from psgc.plan.model.quality import EXACT, FAST, LEVELS, SAFE, TYPICAL_ERROR, allowed
+from psgc.plan.model.level import EXACT, FAST, LEVELS, SAFE
+from psgc.plan.model.quality import TYPICAL_ERROR, allowed
 
 STREAM = Stream(seed=1, step=1, rank=0, bucket=0)
 

@@ -12,10 +12,11 @@ from psgc.plan.inputs.cluster import Cluster, Link
 from psgc.plan.inputs.profile import CostCurve, Profile, TensorProfile
 from psgc.plan.methods.bound import Bounds
 from psgc.plan.model.job import Job, default_codec
+from psgc.plan.model.level import EXACT
 from psgc.plan.model.options import Constraints
 from psgc.plan.model.problem import PUBLISHED_BYTES, Problem, codec_costs
-from psgc.plan.model.quality import EXACT, LENIENTLY, SAFELY, Standard, is_sound
 from psgc.plan.model.quality import FAST as LEVEL_FAST
+from psgc.plan.model.quality import LENIENTLY, SAFELY, Standard, is_sound
 from psgc.plan.report import assessment
 from psgc.plan.report.assessment import assess
 from psgc.plan.report.sentences import unsound

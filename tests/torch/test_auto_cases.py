@@ -20,7 +20,7 @@ OVER_SERVERS = {
     "bf16": "none plan", "raising": "none plan", "resumed": "none plan none plan",
 }  # fmt: skip
 WITHOUT_SERVERS = {
-    "gan": "none int8 bf16 int8 none int8", "accumulation": "none int4 int8 int4", "unfreezing": "none int4 none int4 int8 int4 none int4 int8 int4",
+    "gan": "none plan int8 bf16 int8 plan", "accumulation": "none int4 int8 int4", "unfreezing": "none plan none int4 int8 int4 none int4 int8 int4",
     "scaled": "none int4 int8 int4", "raising": "none int4 int8 int4",
 }  # fmt: skip
 SAID = re.compile(r"^case (\w+): (.*); losses (\S+) (\S+); from (\S+); weights (\w+); \S+ s$", re.MULTILINE)

@@ -177,9 +177,11 @@ def test_an_optimizer_with_codecs_of_its_own_refuses_a_plan(ranks: Any, tmp_path
 def test_coarse_codecs_of_a_plan_are_warned_of_under_adam(ranks: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def work(rank: int) -> None:
         model = build()
-        psgc.DistributedOptimizer(torch.optim.Adam(model.parameters()), model.named_parameters())
+        optimizer: Any = psgc.DistributedOptimizer(torch.optim.Adam(model.parameters()), model.named_parameters())
+        sum(parameter.square().sum() for parameter in model.parameters()).backward()
+        optimizer.step()
 
-    ranks.run(1, work, plan=written(tmp_path / "p", planned((tuple(MODEL), 0), codec="onebit/int8")))
+    ranks.run(2, work, plan=written(tmp_path / "p", planned((tuple(MODEL), 0), codec="onebit/int8")))
     assert "codec onebit/int8 with Adam" in caplog.text
 
 

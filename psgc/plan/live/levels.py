@@ -10,31 +10,15 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from psgc.errors import UsageError
+from psgc.plan.model.level import EXACT, FAST
 from psgc.plan.model.plan import UNCOMPRESSED, PlannedBucket
-from psgc.plan.model.quality import CAST_OF, EXACT, FAST, LEVELS, TYPICAL_ERROR, allowed
+from psgc.plan.model.quality import CAST_OF, TYPICAL_ERROR, allowed
 
-AUTO: Final = "auto"
-PARAMETER: Final = "quality="  # as in "auto:quality=fast"
 FINE: Final = (UNCOMPRESSED, "bf16", "int8", "int4")
 STAGE_STEPS: Final = 100
 # Coarse codecs by stage of a ``fast`` job; the last stage stays.
 RAMP: Final = ((), ("topk:k=0.0625",), ("onebit", "topk:k=0.02"), ("onebit", "topk"))
 COARSEST: Final = 1.0  # loss of a codec whose error is not known
-
-
-def asks_auto(text: str) -> bool:
-    """Whether the text is ``auto``, with a level or without."""
-    return text.partition(":")[0] == AUTO
-
-
-def level_of(text: str, default: str) -> str:
-    """The level that ``auto`` or ``auto:quality=LEVEL`` asks for. Raises UsageError for anything else."""
-    _, colon, parameter = text.partition(":")
-    level = parameter.removeprefix(PARAMETER)
-    if colon and (level == parameter or level not in LEVELS):
-        raise UsageError(f"{text!r}: auto takes one parameter, {PARAMETER}{', '.join(LEVELS[:-1])} or {LEVELS[-1]}")
-    return level or default
 
 
 def stage_of(level: str, steps: int) -> int:

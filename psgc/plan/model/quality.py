@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from psgc.codecs.common.texts import split_text
+from psgc.plan.model.level import EXACT, FAST, SAFE
 from psgc.plan.model.options import encodes
 from psgc.plan.model.plan import UNCOMPRESSED, PlannedBucket
 from psgc.plan.model.problem import PUBLISHED_BYTES
 
-EXACT, SAFE, FAST = "exact", "safe", "fast"
-LEVELS: Final = (EXACT, SAFE, FAST)
 # Relative error ||decoded - values|| / ||values|| of one encoding of normally distributed values (``codecs.common.loss``; a test holds them), by codec text.
 TYPICAL_ERROR: Final = {
     UNCOMPRESSED: 0.0, "fp16": 0.0002, "bf16": 0.0017, "int8": 0.007, "shared": 0.007, "fp8": 0.026, "int4": 0.118, "int4:rotate=1": 0.118,

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from psgc.errors import ConfigError, UsageError
-from psgc.plan.live.levels import asks_auto
+from psgc.plan.model.level import asks_auto
 from psgc.plan.model.plan import Plan
 from psgc.torch.ddp import amp, wrappers
 from psgc.torch.ddp.completions import Completer, Completion

@@ -33,8 +33,9 @@ from psgc.plan.inputs.profile import Profile
 from psgc.plan.live.levels import all_candidates, candidates, loss_of, loss_of_codec, stage_of
 from psgc.plan.live.outlook import MOST_ENCODES, OVERHEADS, PLAN, PRESENT_PLAN, Machines, Outlook, loss_of_name, outlook
 from psgc.plan.live.steering import SETTLING, WINDOW, Steering
+from psgc.plan.model.level import SAFE
 from psgc.plan.model.plan import UNCOMPRESSED, Plan, PlannedBucket
-from psgc.plan.model.quality import RELAY, SAFE, allowed, encodings
+from psgc.plan.model.quality import RELAY, allowed, encodings
 from psgc.plan.planfile.runtime import plan_of
 from psgc.program.backends import Backend, Facts, backend_of
 from psgc.torch.collectives.groups import facts_of

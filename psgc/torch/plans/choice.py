@@ -14,9 +14,8 @@ from typing import Any, Final, NoReturn, TypeAlias
 import torch
 
 from psgc.errors import CodecError, UsageError
-from psgc.plan.live.levels import asks_auto, level_of
+from psgc.plan.model.level import SAFE, asks_auto, level_of
 from psgc.plan.model.plan import UNCOMPRESSED, Plan
-from psgc.plan.model.quality import SAFE
 from psgc.plan.planfile.runtime import check_runs, load_runnable
 from psgc.torch.plans.handed import hand_out, handed_out
 from psgc.torch.plans.rules import Rule, codec_by_rule, rule_of
