@@ -26,6 +26,7 @@ class Member:
     register: Register
     heard: float
     named: Reminder | None = None  # of its silence, since it was last heard
+    gone: float | None = None  # since when its process is known to have ended
     rank: int = -1
     left: bool = False
     waited_ms: int = 0  # how long a worker has waited for steps' results, by its own count

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psgc.scheduler.actions import End, Log, Send
-from psgc.scheduler.membership import FAREWELL_S
+from psgc.scheduler.membership import FAREWELL_S, LAST_WORDS_S
 from psgc.wire.frames import Kind
 from psgc.wire.messages import PACK_FROM_BYTES, Declare, ErrorCode, Lookup, Notice, Published, decode_body, decode_json, encode_body, pack
 from tests.scheduler.talk import (
@@ -53,12 +53,21 @@ def test_a_stall_that_every_server_reports_is_named_once() -> None:
     assert logged(job.say("s1", Kind.HEARTBEAT, Notice(0, "step 3 of key 1 has awaited rank 1")))
 
 
-def test_a_dead_process_is_found_at_the_next_tick() -> None:
+def test_a_dead_process_ends_the_job_once_its_last_words_must_have_come() -> None:
     job = complete()
     job.dead.add(1010)
-    actions = job.tick(0.5)
+    assert sent(job.tick(0.5), Kind.ABORT) == {}, "found; what it said before may still be on its way"
+    actions = job.tick(LAST_WORDS_S)
     assert "worker 1 (node 1, local rank 0, pid 1010 on host1) died" in aborted(actions)
     assert set(sent(actions, Kind.ABORT)) == {"w0", "w1", "s0"}
+
+
+def test_why_a_process_ended_counts_although_its_end_was_seen_first() -> None:
+    job = complete()
+    job.dead.add(1010)
+    job.tick(0.5)
+    actions = job.say("w1", Kind.FAULT, Notice(0, "rank 1: its gradients are not finite"))
+    assert "its gradients are not finite" in aborted(actions)
 
 
 def test_workers_hear_which_rank_waits_least_for_steps() -> None:
@@ -110,7 +119,7 @@ def test_on_the_schedulers_own_host_a_silent_process_that_lives_is_named_and_nev
         said += logged(actions)
     assert "worker 1 (node 1, local rank 0, pid 1010 on host1) has said nothing for 5 s" in said
     job.dead.add(1010)
-    assert "worker 1 (node 1, local rank 0, pid 1010 on host1) died" in aborted(job.tick(1))
+    assert "worker 1 (node 1, local rank 0, pid 1010 on host1) died" in aborted(job.run(2))
 
 
 def test_silence_while_the_scheduler_itself_did_not_run_is_nobodys() -> None:
@@ -179,6 +188,7 @@ def test_a_server_that_missed_the_bye_is_told_again_and_one_that_is_gone_is_not_
     job.say("w0", Kind.BYE)
     assert set(sent(job.tick(1), Kind.BYE)) == {"s0", "s1"}
     job.dead.add(2001)
+    job.tick(1)
     assert set(sent(job.tick(1), Kind.BYE)) == {"s0"}
     assert end_of(job.say("s0", Kind.BYE)) == End(0, "")
 

@@ -207,7 +207,7 @@ def test_a_member_that_dies_while_others_are_awaited_ends_the_job() -> None:
     job.join("w0", register(node=0))
     job.join("w1", register(node=1))
     job.dead.add(1010)
-    assert "pid 1010 on host1) died" in aborted(job.tick(1))
+    assert "pid 1010 on host1) died" in aborted(job.run(2))
 
 
 @pytest.mark.parametrize(
