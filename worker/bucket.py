@@ -1,7 +1,7 @@
 """A bucket at work: its codec, its residual, the slots that its payloads are encoded into, and the jobs that encode and decode parts.
 
-Numbers only: no protocol, no sockets. The network thread calls ``begin``, pool threads call ``encode`` and ``decode``. Several parts of a
-bucket may be worked on at once; the steps of a bucket never overlap.
+Numbers only: no protocol, no sockets. A step is ``begin``, ``encode`` and ``decode`` of each part, and ``store``. Several parts of a bucket may be worked on
+at once; the steps of a bucket never overlap.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from psgc.codecs import BucketContext, Encoded, SchemeState, Stream, parse_schem
 from psgc.errors import CodecError, DeviceError, UsageError
 from psgc.layout import Bucket, Layout, Part
 from psgc.layout.building import UNCOMPRESSED
-from psgc.transport.memory.arena import Arena
-from psgc.transport.memory.segment import Place
 from psgc.wire.frames import Flag
+from psgc.worker.contributions import Slot
 from psgc.worker.device import DeviceBucket
 from psgc.worker.nonfinite import first_nonfinite
 from psgc.worker.residuals.owed import Owed
@@ -28,17 +27,6 @@ from psgc.worker.residuals.residual import ExactResidual, Residual, TensorMemory
 from psgc.worker.session import BucketBuffer, DeviceBuffer
 
 Bytes = NDArray[np.uint8]
-Slot = Place  # where a part's payload is encoded; it stays until the step is decoded
-
-
-def make_slots(layout: Layout, arena: Arena) -> dict[int, Slot]:
-    """By key, room for each payload that this worker pushes for ``layout``."""
-    slots = {}
-    for bucket, part in layout.parts():
-        round_ = layout.scheme(bucket).rounds(part.numel)[part.round]
-        initial = round_.pair.pull.payload_bound(round_.numel) if layout.kind == "weights" else 0
-        slots[part.key] = arena.cut(max(round_.pair.push.payload_bound(round_.numel), initial))
-    return slots
 
 
 @dataclass(slots=True)
@@ -64,7 +52,7 @@ class _SliceWork:
 class BucketWork:
     """See the module's text. keeps_residual: whether the push codec keeps an error for the next step, in gradient units."""
 
-    def __init__(self, layout: Layout, bucket: Bucket, slots: dict[int, Slot], rank: int) -> None:
+    def __init__(self, layout: Layout, bucket: Bucket, slots: Mapping[int, Slot], rank: int) -> None:
         self.layout, self.bucket = layout, bucket
         self.scheme = layout.scheme(bucket)
         self._rank = rank
@@ -90,7 +78,7 @@ class BucketWork:
         self._device: DeviceBucket | None = None  # where the elements lie and residuals are kept; None: on the host
         self._placed = 0  # the step for which ``_device`` has been asked for
         self._keeps_state = False  # whether slices' states may be other than new ones
-        self._left = 0
+        self._skipped = False
         self._owed: Owed | None = None
         self.step = 0
 
@@ -114,13 +102,9 @@ class BucketWork:
         work, index = self._by_key[key]
         return work.slots[index]
 
-    def push_codec_ids(self) -> dict[int, int]:
-        """By key."""
-        return {key: work.state.rounds[index].pair.push.codec_id for key, (work, index) in self._by_key.items()}
-
     def begin(self, buffer: BucketBuffer, previous_skipped: int, rescale: float) -> None:
         """A step starts; the last one has been stored."""
-        self._buffer, self._array, self._left = buffer, None, len(self._slices)
+        self._buffer, self._array = buffer, None
         self._keeps_state = self._keeps_state or self.step > 0
         self.step += 1
         if self._owed is not None and not self._owed.begin(previous_skipped and not self._servers_add_back, rescale):
@@ -209,9 +193,9 @@ class BucketWork:
             moved.keep(values)
             work.residual = moved
 
-    def decode(self, key: int, flags: int, payload: Bytes | None, own: bool) -> bool:
-        """Take one round's result. The last round's is decoded into the array, and the residual is committed. Returns True when this was the
-        bucket's last result and everything has been stored. Raises PayloadError for a payload that its codec did not write."""
+    def decode(self, key: int, flags: int, payload: Bytes | None, own: bool) -> None:
+        """Take one round's result. The last round's is decoded into the array, and the residual is committed. own: whether this rank's payload is part of it.
+        Raises PayloadError for a payload that its codec did not write."""
         work, index = self._by_key[key]
         payload = np.empty(0, np.uint8) if payload is None else payload
         device = self._place(work)
@@ -221,7 +205,7 @@ class BucketWork:
             work.poisoned = bool(flags & Flag.NONFINITE)
             if not flags & (Flag.NONFINITE | Flag.SKIPPED):
                 self._take(device, work, index, payload)
-            return False
+            return
         if self._owed is not None and flags & (Flag.NONFINITE | Flag.SKIPPED):
             self._owed.unpaid(work.offset)
         if device is not None:
@@ -235,14 +219,13 @@ class BucketWork:
                 target.fill(np.nan)
             else:
                 self._apply(work, payload, target, own)
-        with self._lock:
-            self._left -= 1
-            last = self._left == 0
-        if last:
-            assert self._buffer is not None
-            self._buffer.store(bool(flags & Flag.SKIPPED))
-            self._buffer = self._array = None
-        return last
+        self._skipped = bool(flags & Flag.SKIPPED)
+
+    def store(self) -> None:
+        """All results have been decoded: give the aggregate to its tensors."""
+        assert self._buffer is not None
+        self._buffer.store(self._skipped)
+        self._buffer = self._array = None
 
     def _take(self, device: DeviceBucket | None, work: _SliceWork, index: int, payload: Bytes) -> None:
         if device is None:

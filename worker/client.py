@@ -2,8 +2,8 @@
 
 Pure: no sockets, clocks, threads or numbers; ``now`` is passed in. The network thread carries out the actions in order.
 
-A part's step goes IDLE -> ENCODING -> QUEUED -> SENT -> ACKED -> DECODING -> IDLE (a skip goes straight to SENT). The payload stays
-as it was encoded until the step is decoded, so it can be sent again at any time; servers never add a step twice.
+A part's step goes IDLE -> QUEUED -> SENT -> ACKED -> DECODING -> IDLE (a skip goes straight to SENT). It is submitted with its payload, which
+stays as it is until the step is decoded, so it can be sent again at any time; servers never add a step twice.
 
 A living connection loses nothing, so the worker never asks because of silence. After a connection was replaced, the worker asks about every
 part that is unanswered, and sends a payload again only if the server says that it lacks it.
@@ -35,7 +35,6 @@ MOST_UNSENT: Final = 2
 
 class Phase(Enum):
     IDLE = "idle"
-    ENCODING = "being encoded"
     QUEUED = "waiting to be sent"
     SENT = "sent, not yet accepted"
     ACKED = "accepted, result awaited"
@@ -43,16 +42,8 @@ class Phase(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Encode:
-    """Have the pool encode the part; answer with ``Client.encoded``."""
-
-    key: int
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
 class Transmit:
-    """Send to a server; with the part's encoded payload if ``payload``, or with a body of its own."""
+    """Send to a server; with the part's payload if ``payload``, or with a body of its own."""
 
     server: int
     header: Header
@@ -61,17 +52,13 @@ class Transmit:
 
 
 @dataclass(frozen=True, slots=True)
-class Decode:
-    """Have the pool decode the result into the part's array and commit its residual; answer with ``Client.decoded``.
-
-    own: whether this rank's own payload is part of the sum (its residual is then to be committed).
-    """
+class Result:
+    """Hand the result to who submitted the part; answered with ``Client.taken``, until when the payload stays as it is."""
 
     key: int
     step: int
     flags: int
     payload: Any
-    own: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +87,7 @@ class Measured:
     """All servers' connections have been measured; ``Client.rate`` is now known."""
 
 
-Action = Encode | Transmit | Decode | Failed | Greet | Transferred | Measured
+Action = Transmit | Result | Failed | Greet | Transferred | Measured
 
 
 @dataclass(slots=True)
@@ -111,7 +98,6 @@ class PartState:
     server: int
     layout: int
     round: int
-    then: int  # key of the same slice's next round, or 0
     position: int  # within a turn of its layout's window on its server
     turn: int  # the layout's parts on that server
     priority: int
@@ -177,18 +163,20 @@ class Client:
 
     def add_layout(self, layout: Layout, push_codec_ids: dict[int, int]) -> None:
         """Add the parts of ``layout``. push_codec_ids: by key."""
-        parts = list(layout.parts())
-        for index, (bucket, part) in enumerate(parts):
+        for bucket, part in layout.parts():
             name = layout.tensors[bucket.tensors[0]].name
-            after = parts[index + 1][1] if index + 1 < len(parts) else None
             self.parts[part.key] = PartState(
-                part.key, part.server, layout.id, part.round, after.key if after is not None and after.round else 0, part.position,
+                part.key, part.server, layout.id, part.round, part.position,
                 layout.parts_on_server[part.server], bucket.priority, push_codec_ids[part.key], name,
                 layout.kind in OF_MODELS, layout.kind == "weights", 0 if part.round or bucket.over_groups else 2 * part.numel * ITEM_BYTES[bucket.dtype],
             )  # fmt: skip
 
-    def submit(self, key: int, now: float, *, skip: bool = False, previous_skipped: int = 0, rescale: float = 1.0) -> list[Action]:
-        """Begin the next step of a slice with its first round. Raises LocalProtocolError if the previous step is not decoded yet."""
+    def submit(
+        self, key: int, now: float, payload_bytes: int = 0, *, nonfinite: bool = False, skip: bool = False, previous_skipped: int = 0,
+        rescale: float = 1.0,
+    ) -> list[Action]:  # fmt: skip
+        """Begin the part's next step, whose payload is there; a non-finite one travels without payload. Raises LocalProtocolError if the previous step is not
+        decoded yet."""
         part = self.parts[key]
         if part.phase is not Phase.IDLE:
             raise LocalProtocolError(f"part {key_text(key)} was submitted again while step {part.step} is {part.phase.value}")
@@ -201,11 +189,15 @@ class Client:
         )
         part.began = now
         self._outstanding.add(key)
-        if not skip:
-            part.phase = Phase.ENCODING
-            return [Encode(key, part.step)]
-        part.phase, part.payload_bytes = Phase.SENT, 0
-        return [self._push(part)] if self.servers[part.server].up else []
+        if skip:
+            part.phase, part.payload_bytes = Phase.SENT, 0
+            return [self._push(part)] if self.servers[part.server].up else []
+        part.phase, part.payload_bytes = Phase.QUEUED, payload_bytes
+        if nonfinite:
+            part.payload_bytes = 0
+            part.flags |= Flag.NONFINITE
+        self._enqueue(part)
+        return self._pump(part.server)
 
     def prioritise(self, keys: Iterable[int], priority: int) -> None:
         """From their next submission on, these parts have another priority on this rank."""
@@ -219,17 +211,6 @@ class Client:
             state.transfers.add([transfer for transfer in transfers if self.parts[transfer.key].server == server], now)
             actions += self._say_transfers(server)
         return actions
-
-    def encoded(self, key: int, payload_bytes: int, nonfinite: bool) -> list[Action]:
-        """The pool has encoded the part; a non-finite one travels without payload."""
-        part = self.parts[key]
-        assert part.phase is Phase.ENCODING, part
-        part.phase = Phase.QUEUED
-        part.payload_bytes = 0 if nonfinite else payload_bytes
-        if nonfinite:
-            part.flags |= Flag.NONFINITE
-        self._enqueue(part)
-        return self._pump(part.server)
 
     def departed(self, server: int, unsent: int, now: float) -> list[Action]:
         """The kernel has taken payloads from the connection's queue, which now holds ``unsent`` payloads."""
@@ -284,20 +265,12 @@ class Client:
             return [] if transfer is None else [Transferred(transfer), *self._say_transfers(server)]
         raise RemoteProtocolError(f"server {server}: a server does not send {Kind(header.kind).name} to a worker")
 
-    def decoded(self, key: int, now: float) -> list[Action]:
-        """The pool has decoded the part's result: the next round begins, or, after the last round, the next step may begin."""
+    def taken(self, key: int) -> None:
+        """The part's result has been taken: its next step may begin."""
         part = self.parts[key]
         assert part.phase is Phase.DECODING, part
         part.phase = Phase.IDLE
         self._outstanding.discard(key)
-        if not part.then:
-            return []
-        previous_skipped = RAISED if part.flags & Flag.RAISED else bool(part.flags & Flag.PREVIOUS_SKIPPED)
-        return self.submit(part.then, now, skip=part.skip, previous_skipped=previous_skipped, rescale=part.rescale)
-
-    def idle(self, keys: Iterable[int]) -> bool:
-        """Whether all of these parts are between two steps."""
-        return all(self.parts[key].phase is Phase.IDLE for key in keys)
 
     def disconnected(self, server: int) -> None:
         """Send nothing until the connection is back. Messages that were in flight may be lost."""
@@ -447,7 +420,7 @@ class Client:
         return self._pump(part.server)
 
     def _result(self, part: PartState, header: Header, payload: Any) -> list[Action]:
-        if header.step > part.step or (header.step == part.step and part.phase in (Phase.ENCODING, Phase.QUEUED)):
+        if header.step > part.step or (header.step == part.step and part.phase is Phase.QUEUED):
             raise RemoteProtocolError(
                 f"server {part.server}: result of step {header.step} of key {key_text(part.key)}, which is at step {part.step}, {part.phase.value}"
             )
@@ -456,8 +429,7 @@ class Client:
         self._return_credit(part)
         part.phase = Phase.DECODING
         self._count(part, header)
-        own = not part.skip and not part.flags & Flag.NONFINITE
-        return [Decode(part.key, part.step, header.flags, payload, own), *self._pump(part.server)]
+        return [Result(part.key, part.step, header.flags, payload), *self._pump(part.server)]
 
     def _count(self, part: PartState, header: Header) -> None:
         if part.of_gradients and not header.flags & Flag.SKIPPED:

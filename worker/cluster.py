@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -19,14 +20,15 @@ from psgc.layout import Declaration, Layout, build_layout
 from psgc.layout.byteps_hash import HashPlacement
 from psgc.observe.figures import Figures
 from psgc.processes.descriptors import raise_limit
+from psgc.processes.pool import threads_of
 from psgc.program.groups import Groups
 from psgc.transport.security import encryption
 from psgc.wire.reports import Report
 from psgc.worker.bucket import BucketWork
 from psgc.worker.executor.bucket import GroupBucket
-from psgc.worker.executor.executor import Executor
+from psgc.worker.executor.executor import Executor, in_layout
 from psgc.worker.executor.named import NamedExecutor
-from psgc.worker.network import Network, pool_threads
+from psgc.worker.network import Network
 from psgc.worker.published import check_value
 from psgc.worker.residuals.memory import own_memory, questions, take_answers, take_up
 from psgc.worker.residuals.residual import LayoutMemory
@@ -47,9 +49,11 @@ class ClusterSession(Session):
         self._network = Network(config, self._board)
         self.trace = self._network.trace
         self.figures = Figures(time.monotonic())
-        self._executor: Executor | None = None  # once a plan's layout has buckets that run over groups
-        self._named: NamedExecutor | None = None  # once something else runs over groups
+        self._executor: Executor  # once the job has begun
+        self._named: NamedExecutor | None = None  # once something that is no plan runs over groups
         self._names: dict[str, Declaration] = {}
+        self._early: dict[str, list[Submission]] = {}  # steps of named tensors whose layouts are not there yet
+        self._opening = threading.Lock()
         self._lock = threading.Lock()
         self._barriers = 0
         self._closed = False
@@ -71,6 +75,11 @@ class ClusterSession(Session):
         session.local_rank, session.local_size = config.local_rank, config.local_size
         session.node_sizes = topology.node_sizes
         session.node_roots, session.node_switches = topology.node_roots, topology.switches
+        session._executor = Executor(
+            topology.rank, session.ranks, session._groups, session.fail, lambda: session.failed, pool_threads(config), config.nonfinite == "raise",
+            session.trace, session._network, config.collectives,
+        )  # fmt: skip
+        session._network.lookout = session._late
         session._network.reporter = session._report
         logger.info("joined rank=%d size=%d servers=%d", topology.rank, topology.size, len(topology.servers))
         return session
@@ -85,36 +94,24 @@ class ClusterSession(Session):
         self._network.declare(declaration, lambda _: ticket.finish())
         self.wait([ticket])
         layout = self._network.layouts[declaration.name]
-        if layout.kind == "plan" and any(bucket.over_groups for bucket in layout.buckets):
-            self._executor_of_plans().add(layout)
+        self._executor.add(layout)
         return layout
-
-    def _executor_of_plans(self) -> Executor:
-        """Made when a plan's layout has buckets over groups."""
-        with self._lock:
-            if self._executor is None:
-                self._executor = Executor(
-                    self.rank, self.ranks, self._groups_of(), self.fail, lambda: self.failed, pool_threads(self.config),
-                    self.config.nonfinite == "raise", self.trace, self._network, self.config.collectives,
-                )  # fmt: skip
-            return self._executor
 
     def _executor_of_names(self) -> NamedExecutor:
         """Made when something else is submitted that runs over groups."""
         with self._lock:
             if self._named is None:
                 self._named = NamedExecutor(
-                    self.rank, self.ranks, self._groups_of(), self._network.ask_turn, self.fail, lambda: self.failed,
+                    self.rank, self.ranks, self._groups, self._network.ask_turn, self.fail, lambda: self.failed,
                     self.config.nonfinite == "raise",
                 )  # fmt: skip
                 self._network.on_turn = self._named.turn
             return self._named
 
-    def _groups_of(self) -> Callable[[str], Groups]:
+    def _groups(self, name: str) -> Groups:
         if self.groups_of is None:
             raise UsageError("the layout runs over groups of ranks, but its front end has no collectives; declare it through psgc.torch")
-        self._network.lookout = self._late
-        return self.groups_of
+        return self.groups_of(name)
 
     def _late(self, now: float, first_s: float) -> list[str]:
         return [text for one in (self._executor, self._named) if one is not None for text in one.late(now, first_s)]
@@ -133,24 +130,33 @@ class ClusterSession(Session):
         return ticket
 
     def _enqueue(self, layout: Layout, bucket: int, submission: Submission) -> None:
-        if not layout.buckets[bucket].over_groups:
-            self._network.submit(layout, bucket, submission)
-        elif layout.kind == "plan":
-            self._executor_of_plans().submit(layout, bucket, submission)
-        else:
-            self._executor_of_names().submit(layout, bucket, submission)
+        one = self._executor if in_layout(layout, layout.buckets[bucket]) else self._executor_of_names()
+        one.submit(layout, bucket, submission)
 
     def submit_named(self, declaration: Declaration, buffer: BucketBuffer, *, skip: bool = False, priority: int | None = None) -> Ticket:
         declaration = self._seeded(declaration)
         self._remember(declaration)
         ticket = self._board.issue()
         submission = Submission(buffer, ticket, skip, priority=priority)
-        known = self._network.layouts.get(declaration.name)
+        with self._opening:
+            known, early = self._network.layouts.get(declaration.name), self._early.get(declaration.name)
+            if early is not None:
+                early.append(submission)
+                return ticket
+            if known is None:
+                self._early[declaration.name] = [submission]
         if known is not None:
             self._enqueue(known, 0, submission)
         else:
-            self._network.declare(declaration, lambda layout: self._enqueue(layout, 0, submission))
+            self._network.declare(declaration, self._opened)
         return ticket
+
+    def _opened(self, layout: Layout) -> None:
+        """A named tensor's layout is there: its steps begin in the order of their submission. In the network thread."""
+        self._executor.add(layout)
+        with self._opening:
+            for submission in self._early.pop(layout.name):
+                self._enqueue(layout, 0, submission)
 
     def wait(self, tickets: Iterable[Ticket]) -> None:
         self._board.wait(cast("Iterable[StepTicket]", tickets))
@@ -234,16 +240,14 @@ class ClusterSession(Session):
             self._meet(1, layout.id)  # a push must not overtake another rank's residual, which servers take before the first step only
 
     def retire(self, layout: Layout) -> None:
-        if self._executor is not None:
-            self._executor.retire(layout)
+        self._executor.retire(layout)
         self._network.retire(layout)
 
     def _works(self, layout: Layout) -> list[BucketWork | GroupBucket]:
         return [work for work in self._all_works() if work.layout.id == layout.id]
 
     def _all_works(self) -> list[BucketWork | GroupBucket]:
-        over_groups = (work for one in (self._executor, self._named) if one is not None for work in one.works())
-        return [*self._network.bucket_works(), *over_groups]
+        return [work for one in (self._executor, self._named) if one is not None for work in one.works()]
 
     def _transfer(self, transfers: list[Transfer]) -> None:
         if transfers:
@@ -257,7 +261,7 @@ class ClusterSession(Session):
     def statistics(self) -> dict[str, int]:
         client, waiting = self._network.client, self._network.waiting
         assert client is not None
-        moved, plain = (0, 0) if self._executor is None else (self._executor.moved_bytes, self._executor.uncompressed_bytes)
+        moved, plain = self._executor.moved_bytes, self._executor.uncompressed_bytes
         named = 0 if self._named is None else self._named.moved_bytes
         return {
             "wire_bytes": self._network.wire_bytes + moved + named, "resent": client.resent,
@@ -326,3 +330,8 @@ class ClusterSession(Session):
 def _described(declaration: Declaration) -> str:
     tensors = ", ".join(f"{t.dtype}{list(t.shape)}" for t in declaration.tensors[:3])
     return f"{declaration.kind} of {tensors}{' ...' if len(declaration.tensors) > 3 else ''} with codec {declaration.codec}"
+
+
+def pool_threads(config: Config) -> int:
+    """How many threads encode and decode."""
+    return config.cpu_threads or threads_of(os.cpu_count() or 1, config.local_size)

@@ -1,18 +1,20 @@
-"""Contributions of programs to servers: what a program hands to the network thread, and what it gets back.
+"""Contributions to servers: what the executor hands to the network thread, and what it gets back.
 
-A part of a bucket that runs over groups of ranks may travel to servers on its way, cut into keys of which this rank pushes some. The program encodes
-them itself, into slots; the network thread carries them as it carries other pushes. Owns the interface between the two, and the slots.
+A key is a round of a slice that every rank pushes, or a piece that a program pushes on its way. The executor encodes it into the key's slot; the network
+thread carries it. Owns the interface between the two, and the slots.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from psgc.layout import Bucket, Layout, Part
+from psgc.layout import Layout
 from psgc.transport.memory.arena import Arena
 from psgc.transport.memory.segment import Place
+
+Slot = Place  # where a key's payload is encoded; it stays until the step's result has been taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,8 @@ class Contribution:
     previous_skipped: int
     rescale: float
     then: Callable[[int, Any], None]
+    skip: bool = False
+    priority: int | None = None  # from now on, on this rank; None: as before
 
 
 class Servers(Protocol):
@@ -44,32 +48,37 @@ class Servers(Protocol):
 
 
 class Contributions:
-    """The slots of this rank's keys behind groups, and what is under way of them. Used by the network thread, which made the slots before a program
-    asks for them."""
+    """The slots of this rank's keys, and what is under way of them. Used by the network thread, which made the slots before anybody asks for them."""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
-        self.slots: dict[int, Place] = {}
+        self._slots: dict[int, Slot] = {}
         self.current: dict[int, Contribution] = {}
 
     def add(self, layout: Layout, rank: int) -> dict[int, int]:
-        """Make slots for the layout's keys to which this rank contributes. Returns the push codecs' ids of all keys behind groups, by key."""
-        ids = {}
-        for bucket, key in keys_behind_groups(layout):
-            push = layout.scheme(bucket).rounds(key.numel)[0].pair.push
-            ids[key.key] = push.codec_id
-            if rank in (key.contributors or (rank,)):
-                self.slots[key.key] = self._arena.cut(push.payload_bound(key.numel))
-        return ids
+        """Make slots for the layout's keys to which this rank contributes. Returns the push codecs' ids of all its keys."""
+        self._slots |= make_slots(layout, self._arena, rank)
+        return {key.key: layout.scheme(bucket).rounds(key.numel)[key.round].pair.push.codec_id for bucket, key in layout.served.parts()}
 
     def remove(self, layout: Layout) -> None:
         """Give back the memory of the layout's slots; nothing of it is under way."""
-        for _, key in keys_behind_groups(layout):
-            slot = self.slots.pop(key.key, None)
+        for _, key in layout.served.parts():
+            slot = self._slots.pop(key.key, None)
             if slot is not None:
                 slot.release()
 
+    def slot(self, key: int) -> Slot:
+        """Where this rank's payloads of the key are encoded."""
+        return self._slots[key]
 
-def keys_behind_groups(layout: Layout) -> Iterator[tuple[Bucket, Part]]:
-    """Every key that a bucket of the layout has behind groups."""
-    return ((bucket, key) for bucket in layout.buckets for key in bucket.keys)
+
+def make_slots(layout: Layout, arena: Arena, rank: int = 0) -> dict[int, Slot]:
+    """By key, room for each payload that this worker pushes for ``layout``."""
+    slots = {}
+    for bucket, key in layout.served.parts():
+        if rank not in (key.contributors or (rank,)):
+            continue
+        round_ = layout.scheme(bucket).rounds(key.numel)[key.round]
+        initial = round_.pair.pull.payload_bound(round_.numel) if layout.kind == "weights" else 0
+        slots[key.key] = arena.cut(max(round_.pair.push.payload_bound(round_.numel), initial))
+    return slots

@@ -1,18 +1,18 @@
 """The network thread: the only place of a worker that does I/O. It holds the GIL for headers, never for payloads.
 
-It carries out the actions of the client's state machine, takes calls from other threads through its mailbox, and says when the job has failed. Connections to
-servers (``connections/servers.py``), the conversation with the scheduler (``coordinator.py``) and buckets' steps (``bucket_steps.py``) run in it.
+It carries out the actions of the client's state machine, takes calls from other threads through its mailbox, and says when the job has failed. It carries
+contributions (``contributions.py``) and knows no codecs and no buckets. Connections to servers (``connections/servers.py``) and the conversation with the
+scheduler (``coordinator.py``) run in it.
 docs/design.md says why it is a thread and not a process, and what that costs.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import zmq
@@ -25,21 +25,17 @@ from psgc.layout import Declaration, Layout
 from psgc.observe.worker_trace import worker_trace
 from psgc.processes.checkpoints import SAVES, Watchdog
 from psgc.processes.mailbox import Mailbox
-from psgc.processes.pool import threads_of
 from psgc.transport.control.voice import PARTS
 from psgc.transport.memory.arena import Arena
 from psgc.transport.watch import Watch
 from psgc.wire.frames import Kind
 from psgc.wire.messages import ErrorCode, Topology
 from psgc.wire.reports import Report
-from psgc.worker.bucket import BucketWork, Slot
-from psgc.worker.bucket_steps import BucketSteps
-from psgc.worker.client import Action, Client, Decode, Encode, Failed, Greet, Measured, Transferred, Transmit
+from psgc.worker.client import Action, Client, Failed, Greet, Measured, Result, Transferred, Transmit
 from psgc.worker.connections.servers import ServerConnections
-from psgc.worker.contributions import Contribution, Contributions
+from psgc.worker.contributions import Contribution, Contributions, Slot
 from psgc.worker.coordinator import TICK_S, Coordinator, Waiting
 from psgc.worker.residuals.transfers import Transfer
-from psgc.worker.submission import Submission
 from psgc.worker.tickets import StepTicket, TicketBoard
 
 logger = logging.getLogger(__name__)
@@ -80,7 +76,6 @@ class Network(threading.Thread):
         self._connections = ServerConnections(config, self.trace, self)
         self._launcher = Launcher(config.launcher)
         SAVES.tell_to(self._launcher.tell_saving, config.save_timeout_s)
-        self._steps = BucketSteps(config, pool_threads(config), self.trace, self)
         self._undeclared: list[tuple[Declaration, Callable[[Layout], None]]] = []  # they wait until the connections have been measured
         self._closing_since: float | None = None
         self._end = False
@@ -93,20 +88,24 @@ class Network(threading.Thread):
         """Declare the name, unless that has been done, then call ``then`` in the network thread."""
         self.mailbox.put(self._declare, declaration, then)
 
-    def submit(self, layout: Layout, bucket: int, submission: Submission) -> None:
-        self.mailbox.put(self._steps.submit, layout, bucket, submission)
-
     def slot(self, key: int) -> Slot:
-        """Where this rank's payloads of the key are encoded. Its layout has been laid out."""
-        return self._contributions.slots.get(key) or self._steps.slot(key)
+        """See ``Servers``. The key's layout has been laid out."""
+        return self._contributions.slot(key)
 
     def contribute(self, contribution: Contribution) -> None:
         """See ``Servers``."""
-        self.mailbox.put(self._contribute, contribution)
+        self._soon(self._contribute, contribution)
 
     def taken(self, key: int) -> None:
         """See ``Servers``."""
-        self.mailbox.put(self._taken, key)
+        self._soon(self._taken, key)
+
+    def _soon(self, call: Callable[..., None], *args: Any) -> None:
+        """Call it in this thread: at once, if it is the one that asks."""
+        if threading.get_ident() == self.ident:
+            call(*args)
+        else:
+            self.mailbox.put(call, *args)
 
     def transfer(self, transfers: list[Transfer], ticket: StepTicket) -> None:
         """Ask the servers for residuals, or set them; the ticket is done when all are answered."""
@@ -169,18 +168,16 @@ class Network(threading.Thread):
             topology.rank, config.job, topology.epoch, len(topology.servers), config.credit_bytes, config.credit_parts,
             silence_s=config.silence_s,
         )  # fmt: skip
-        self._steps.begin(self.client)
         self._connections.connect(topology, self.client, self._coordinator.began)
         if not topology.servers:
             self.reached()
 
     def laid_out(self, layout: Layout) -> None:
-        """A layout has been agreed: make its slots and buckets."""
+        """A layout has been agreed: make its slots."""
         assert self.client is not None
         if self.trace is not None:
             self.trace.laid_out(layout)
-        alone = replace(layout, buckets=tuple(bucket for bucket in layout.buckets if not bucket.over_groups))
-        self.client.add_layout(layout.served, self._steps.add(alone, self._arena) | self._contributions.add(layout, self.client.rank))
+        self.client.add_layout(layout.served, self._contributions.add(layout, self.client.rank))
         self.layouts[layout.name] = layout
 
     def turn(self, key: int) -> None:
@@ -290,14 +287,8 @@ class Network(threading.Thread):
             if isinstance(action, Transmit):
                 slot = self.slot(action.header.key) if action.payload else None
                 self._connections.send(action.server, action.header, b"" if action.body is None else action.body, slot)
-            elif isinstance(action, Encode) and (contribution := self._contributions.current.get(action.key)) is not None:
-                self.apply(self.client.encoded(action.key, contribution.payload_bytes, contribution.nonfinite))
-            elif isinstance(action, Decode) and (contribution := self._contributions.current.get(action.key)) is not None:
-                contribution.then(action.flags, action.payload)
-            elif isinstance(action, Encode):
-                self._steps.encode(action.key)
-            elif isinstance(action, Decode):
-                self._steps.decode(action)
+            elif isinstance(action, Result):
+                self._contributions.current[action.key].then(action.flags, action.payload)
             elif isinstance(action, Greet):
                 self._connections.greet(action.server, Kind.HELLO)
             elif isinstance(action, Transferred):
@@ -325,14 +316,20 @@ class Network(threading.Thread):
         if self.error is not None:
             return
         assert self.client is not None
-        self._contributions.current[contribution.key] = contribution
-        skipped, rescale = contribution.previous_skipped, contribution.rescale
-        self.apply(self.client.submit(contribution.key, time.monotonic(), previous_skipped=skipped, rescale=rescale))
+        key = contribution.key
+        self._contributions.current[key] = contribution
+        if contribution.priority is not None:
+            self.client.prioritise([key], contribution.priority)
+        actions = self.client.submit(
+            key, time.monotonic(), contribution.payload_bytes, nonfinite=contribution.nonfinite, skip=contribution.skip,
+            previous_skipped=contribution.previous_skipped, rescale=contribution.rescale,
+        )  # fmt: skip
+        self.apply(actions)
 
     def _taken(self, key: int) -> None:
         if self.error is None and self.client is not None:
             del self._contributions.current[key]
-            self.apply(self.client.decoded(key, time.monotonic()))
+            self.client.taken(key)
 
     def _transfer(self, transfers: list[Transfer], ticket: StepTicket) -> None:
         if self.error is not None or not transfers:
@@ -345,7 +342,6 @@ class Network(threading.Thread):
         self.apply(self.client.transfer(transfers, time.monotonic()))
 
     def _retire(self, layout: Layout) -> None:
-        self._steps.remove(layout)
         self._contributions.remove(layout)
         if self.error is None and any(True for _ in layout.served.parts()):
             self._connections.send_to_all(Kind.RETIRE, layout.id)
@@ -381,7 +377,6 @@ class Network(threading.Thread):
             self._coordinator.leave()
 
     def _shut(self) -> None:
-        self._steps.close()
         self._connections.close()
         self._coordinator.close()
         self._context.destroy(linger=500)
@@ -393,19 +388,7 @@ class Network(threading.Thread):
     def _rank_text(self) -> str:
         return "?" if self.topology is None else str(self.topology.rank)
 
-    def bucket_works(self) -> list[BucketWork]:
-        """See ``BucketSteps.works``."""
-        return self._steps.works()
-
     @property
     def wire_bytes(self) -> int:
         """See ``ServerConnections.wire_bytes``."""
         return self._connections.wire_bytes
-
-
-def pool_threads(config: Config) -> int:
-    """How many threads encode and decode."""
-    return config.cpu_threads or threads_of(os.cpu_count() or 1, config.local_size)
-
-
-__all__ = ["Network", "pool_threads"]

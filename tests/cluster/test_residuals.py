@@ -14,7 +14,8 @@ from psgc.codecs import Stream
 from psgc.layout import Declaration, Layout, Part, TensorSpec, build_layout
 from psgc.transport.memory.arena import Arena
 from psgc.wire.frames import Flag
-from psgc.worker.bucket import BucketWork, make_slots
+from psgc.worker.bucket import BucketWork
+from psgc.worker.contributions import make_slots
 from psgc.worker.residuals.memory import own_memory, take_up
 from psgc.worker.residuals.residual import TensorMemory
 from tests.cases import for_each
@@ -58,6 +59,7 @@ def step(work: BucketWork, seed: int, rescale: float = 1.0) -> None:
         same = work.scheme.canonical.partition("/")[2] == ""
         payload = answer(work, part, written) if same else np.zeros(4 * part.numel, np.uint8)
         work.decode(part.key, 0, payload, own=True)
+    work.store()
 
 
 def pushed(codec: str, name: str, rank: int = 0) -> list[bytes]:

@@ -16,7 +16,8 @@ from psgc.torch.device import engines
 from psgc.torch.device.engine import Engine
 from psgc.torch.tensors.buffers import TensorsBuffer, Where, staging_dtype
 from psgc.transport.memory.arena import Arena
-from psgc.worker.bucket import BucketWork, make_slots
+from psgc.worker.bucket import BucketWork
+from psgc.worker.contributions import make_slots
 from tests.device.recording import RecordingRuntime
 
 SLOT_BYTES = 4096  # so that payloads travel in pieces
@@ -120,6 +121,8 @@ class Bucket:
         else:
             answer = summed(self.work.scheme, part, self.work.bucket.parts, self._sent.get(part.key))
         self.work.decode(part.key, flags, None if flagged else answer, own=own)
+        if part is [part for part in self.work.bucket.parts if part.round == self.work.bucket.parts[-1].round][-1]:
+            self.work.store()  # in the thread of the last result
 
 
 def served(layout: Layout, part: Any, step: int) -> Any:

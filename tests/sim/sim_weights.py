@@ -18,7 +18,7 @@ from psgc.layout.update_rule import UNBOUNDED, UpdateRule
 from psgc.server.state import Fault, Fold, Send, ServerState, specs_of
 from psgc.wire.frames import Header, Kind
 from psgc.wire.messages import Notice, decode_body
-from psgc.worker.client import Action, Client, Decode, Encode, Failed, Greet, Transmit
+from psgc.worker.client import Action, Client, Failed, Greet, Result, Transmit
 
 PAYLOAD_BYTES = 8
 Delta = tuple[int, int]  # rank, its number
@@ -88,13 +88,13 @@ class WeightsJob:
     # ranks
 
     def _begin(self, rank: int, skip: bool) -> None:
-        self._act(rank, self.clients[rank].submit(self.key, self.now, skip=skip))
+        self._act(rank, self.clients[rank].submit(self.key, self.now, 0 if skip else PAYLOAD_BYTES, skip=skip))
 
     def _decoded(self, rank: int, buffer: int) -> None:
         held, was = self._reading.pop(rank)
         assert held == buffer and self.versions[buffer] == was, "a version was written while a rank read it"
         self.answers.append((rank, self.pushed[rank], was))
-        self._act(rank, self.clients[rank].decoded(self.key, self.now))
+        self.clients[rank].taken(self.key)
         others = [self.pushed[other] for other in range(len(self.steps)) if not self.ended[other]]
         self.ahead = max(self.ahead, self.pushed[rank] - min(others))
         if self.rng.random() < self.pulls:
@@ -114,14 +114,12 @@ class WeightsJob:
 
     def _act(self, rank: int, actions: list[Action]) -> None:
         for action in actions:
-            if isinstance(action, Encode):
-                self._act(rank, self.clients[rank].encoded(self.key, PAYLOAD_BYTES, False))
-            elif isinstance(action, Transmit):
+            if isinstance(action, Transmit):
                 payload = (rank, self.pushed[rank]) if action.payload else action.body
                 self._put(self.connections[rank], self._hear_worker, action.header, payload)
             elif isinstance(action, Greet):
                 self._put(self.connections[rank], self._hear_worker, Header(Kind.HELLO, job=7, epoch=1, sender=rank), None)
-            elif isinstance(action, Decode):
+            elif isinstance(action, Result):
                 self._at(self.now + self.rng.random() * self.delay_s, self._decoded, rank, action.payload)
             elif isinstance(action, Failed):
                 self.faults.append(action.text)

@@ -17,7 +17,7 @@ from psgc.transport.security.handshake import WorkerProof, worker_key
 from psgc.wire.frames import Flag, Header, Kind
 from psgc.wire.messages import Notice, Topology, decode_body
 from psgc.worker import client as worker_client
-from psgc.worker.client import Decode, Encode, Failed, Greet, Measured, Transferred, Transmit
+from psgc.worker.client import Failed, Greet, Measured, Result, Transferred, Transmit
 from psgc.worker.coordinator import Coordinator, Waiting
 from psgc.worker.residuals.transfers import Transfer
 
@@ -161,10 +161,7 @@ class SimWorker:
         for action in actions:
             if isinstance(action, Transmit):
                 self._transmit(action)
-            elif isinstance(action, Encode):
-                self.slots[action.key] = TORN
-                self.clock.after(self.world.work_time(), self._encoded, action)
-            elif isinstance(action, Decode):
+            elif isinstance(action, Result):
                 self.clock.after(self.world.work_time(), self._decoded, action, read(action.payload))
             elif isinstance(action, Greet):
                 assert self.client is not None
@@ -198,16 +195,31 @@ class SimWorker:
 
     # pools
 
-    def _encoded(self, action: Encode) -> None:
-        assert self.client is not None
-        running = self._by_key[action.key]
-        number = self.world.oracle.number(action.key)
-        word = self.world.oracle.word(running.layout, running.bucket.index, running.step)
-        check(running.step == action.step, lambda: f"worker {self.node}: {action} in step {running.step} of its bucket")
-        self.slots[action.key] = payload_of(action.key, action.step, self.node)
-        self._apply(self.client.encoded(action.key, self.world.sizes[action.key][0], self.node in word.poisoned[number]))
+    def _encoded(self, running: _Bucket, key: int) -> None:
+        self.slots[key] = payload_of(key, running.step, self.node)
+        self._submit(running, key, False)
 
-    def _decoded(self, action: Decode, payload: Any) -> None:
+    def _submit(self, running: _Bucket, key: int, skip: bool) -> None:
+        assert self.client is not None
+        word = self.world.oracle.word(running.layout, running.bucket.index, running.step)
+        poisoned = not skip and self.node in word.poisoned[self.world.oracle.number(key)]
+        nbytes = 0 if skip else self.world.sizes[key][0]
+        flags = {"previous_skipped": word.previous_skipped, "rescale": word.rescale}
+        self._apply(self.client.submit(key, self.clock.now, nbytes, nonfinite=poisoned, skip=skip, **flags))
+        check(
+            self.client.parts[key].step == running.step,
+            lambda: f"worker {self.node}: key {key:#x} is not in step {running.step} of its bucket",
+        )
+
+    def _round(self, running: _Bucket, key: int) -> None:
+        """Begin a round of a slice: encode, unless this rank skips."""
+        if self.node in self.world.oracle.word(running.layout, running.bucket.index, running.step).skipping:
+            self._submit(running, key, True)
+            return
+        self.slots[key] = TORN
+        self.clock.after(self.world.work_time(), self._encoded, running, key)
+
+    def _decoded(self, action: Result, payload: Any) -> None:
         """The pool read the result when it began and reads it again when it ends, and must find the same, and the right one."""
         assert self.client is not None
         running = self._by_key[action.key]
@@ -215,15 +227,15 @@ class SimWorker:
         got = Outcome(action.flags, wanted.contributors, payload)
         check(got == wanted, lambda: f"worker {self.node}, key {action.key:#x}, step {action.step}: got {got}, right is {wanted}")
         check(read(action.payload) == payload, lambda: f"worker {self.node}: the result of {action} changes under it")
-        word = self.world.oracle.word(running.layout, running.bucket.index, action.step)
-        own = self.node not in word.skipping and self.node not in word.poisoned[self.world.oracle.number(action.key)]
-        check(action.own == own, lambda: f"worker {self.node}: {action} says own={action.own}")
         self.results += 1
         self.world.progress()
-        self._apply(self.client.decoded(action.key, self.clock.now))
+        self.client.taken(action.key)
         running.left -= 1
+        after = next((part for part, last in zip(running.parts[1:], running.parts, strict=False) if last.key == action.key), None)
         if running.left == 0:
             self._through(running)
+        elif after is not None and after.round:
+            self._round(running, after.key)
 
     def _through(self, running: _Bucket) -> None:
         assert running.current is not None
@@ -330,19 +342,14 @@ class SimWorker:
             self.clock.after(0.0, self._resume)
 
     def _begin(self, running: _Bucket) -> None:
-        assert self.client is not None
         running.current = running.waiting.popleft()
         running.step += 1
         running.left = len(running.parts)
-        word = self.world.oracle.word(running.layout, running.bucket.index, running.step)
         if not running.parts:
             self._through(running)
         for part in running.parts:
             if part.round == 0:
-                skip = self.node in word.skipping
-                self._apply(
-                    self.client.submit(part.key, self.clock.now, skip=skip, previous_skipped=word.previous_skipped, rescale=word.rescale)
-                )
+                self._round(running, part.key)
 
 
 class SimDealer:

@@ -107,15 +107,13 @@ def test_over_a_link_of_any_speed_each_payload_is_sent_once(slower: int, seed: i
 
 def test_a_gradient_of_high_priority_waits_for_two_payloads_and_not_for_all_that_are_ready() -> None:
     client = Client(0, job=1, epoch=1, server_count=1)
-    client.parts = {key: PartState(key, 0, 1, 0, 0, key, 10, key, 0, f"t{key}") for key in range(10)}
+    client.parts = {key: PartState(key, 0, 1, 0, key, 10, key, 0, f"t{key}") for key in range(10)}
     client.connected(0, 0.0, queues=True)
     client.receive(0, from_server(Kind.WINDOW, step=OPEN), None, 0.0)
     sent: list[Any] = []
     for key in range(9):
-        client.submit(key, 0.0)
-        sent += client.encoded(key, 10, False)
-    client.submit(9, 0.0)
-    sent += client.encoded(9, 10, False)
+        sent += client.submit(key, 0.0, 10)
+    sent += client.submit(9, 0.0, 10)
     assert [action.header.key for action in sent] == [0, 1], "two wait in the connection's queue"
     (then,) = client.departed(0, 1, 0.0)
     assert isinstance(then, Transmit)
@@ -131,13 +129,12 @@ def test_a_gradient_of_high_priority_waits_for_two_payloads_and_not_for_all_that
 
 def test_without_a_queue_of_the_connections_own_only_credit_limits_what_is_sent() -> None:
     client = Client(0, job=1, epoch=1, server_count=1, credit_bytes=50)
-    client.parts = {key: PartState(key, 0, 1, 0, 0, key, 10, key, 0, f"t{key}") for key in range(10)}
+    client.parts = {key: PartState(key, 0, 1, 0, key, 10, key, 0, f"t{key}") for key in range(10)}
     client.connected(0, 0.0)
     client.receive(0, from_server(Kind.WINDOW, step=OPEN), None, 0.0)
     sent = 0
     for key in range(10):
-        client.submit(key, 0.0)
-        sent += len(client.encoded(key, 10, False))
+        sent += len(client.submit(key, 0.0, 10))
     assert sent == 5
 
 
@@ -351,7 +348,7 @@ def test_a_worker_takes_only_the_answer_about_its_own_last_step_and_says_what_wa
 
 def a_client() -> Client:
     client = Client(0, job=1, epoch=1, server_count=1, credit_parts=1)
-    client.parts = {key: PartState(key, 0, 1, 0, 0, key, 2, 0, 0, f"t{key}") for key in range(2)}
+    client.parts = {key: PartState(key, 0, 1, 0, key, 2, 0, 0, f"t{key}") for key in range(2)}
     return client
 
 
@@ -363,8 +360,7 @@ def test_silence_alone_has_nothing_said_again() -> None:
     """Not for a push without answer, nor for a window that does not grow, nor for a residual: on a live connection all of it is on its way."""
     client = a_client()
     client.connected(0, 0.0)
-    client.submit(0, 0.0)
-    assert client.encoded(0, 10, False) == []
+    assert client.submit(0, 0.0, 10) == []
     (push,) = client.receive(0, from_server(Kind.WINDOW, step=OPEN), None, 0.0)
     assert isinstance(push, Transmit)
     assert push.header.kind == Kind.PUSH
@@ -378,10 +374,9 @@ def test_a_part_that_the_server_has_is_named_by_the_server_and_any_other_by_the_
     client = a_client()
     client.connected(0, 0.0)
     client.receive(0, from_server(Kind.WINDOW, step=OPEN), None, 0.0)
-    client.submit(0, 0.0)
+    client.submit(0, 0.0, 10)
     assert client.tick(4.9) == []
-    assert client.tick(5.0) == ["waiting for server 0 for 5 s: step 1 of 't0' (key 0.0.0) is being encoded"]
-    client.encoded(0, 10, False)
+    assert client.tick(5.0) == ["waiting for server 0 for 5 s: step 1 of 't0' (key 0.0.0) is sent, not yet accepted"]
     client.receive(0, from_server(Kind.ACK), None, 0.0)
     times = [now for now in range(6, 80) if client.tick(float(now), told=7.0)]
     assert times == [73], "the server said at second 7 whom it awaits, and has been silent for long"
@@ -402,12 +397,11 @@ def test_a_server_names_the_ranks_that_steps_await_in_one_line_and_again_ever_mo
 def test_what_moves_slowly_is_not_late_and_what_stands_still_is() -> None:
     """Ten payloads of 4 s each over one connection, then silence."""
     client = Client(0, job=1, epoch=1, server_count=1)
-    client.parts = {key: PartState(key, 0, 1, 0, 0, key, 10, 0, 0, f"t{key}") for key in range(10)}
+    client.parts = {key: PartState(key, 0, 1, 0, key, 10, 0, 0, f"t{key}") for key in range(10)}
     client.connected(0, 0.0, queues=True)
     client.receive(0, from_server(Kind.WINDOW, step=OPEN), None, 0.0)
     for key in range(10):
-        client.submit(key, 0.0)
-        client.encoded(key, 10, False)
+        client.submit(key, 0.0, 10)
     said = {}
     for now in range(1, 60):
         if now % 4 == 0 and now <= 40:
@@ -449,19 +443,18 @@ def test_a_result_that_overtakes_a_repeat_of_the_push_ends_the_step_and_later_wo
     client = a_client()
     client.connected(0, 0.0)
     client.receive(0, from_server(Kind.WINDOW, step=OPEN), None, 0.0)
-    client.submit(0, 0.0)
-    client.encoded(0, 10, False)
+    client.submit(0, 0.0, 10)
     client.disconnected(0)
     assert [type(a) for a in client.connected(0, 0.0)] == [Greet, Transmit]
     assert len(client.receive(0, from_server(Kind.RESULT), b"r", 0.0)) == 1
-    client.decoded(0, 1.0)
+    client.taken(0)
     for kind in (Kind.ACK, Kind.RESULT):
         assert client.receive(0, from_server(kind), b"r", 0.0) == []
-    client.submit(0, 2.0)
+    client.submit(0, 2.0, 10)
     for kind in (Kind.ACK, Kind.RESULT):
         assert client.receive(0, from_server(kind), b"r", 0.0) == []
-    assert client.parts[0].phase is Phase.ENCODING
-    assert client.servers[0].parts_in_flight == 0
+    assert client.parts[0].phase is Phase.SENT
+    assert client.servers[0].parts_in_flight == 1
 
 
 def test_words_of_a_connection_that_has_been_replaced_are_refused_and_the_worker_heeds_no_refusal() -> None:
@@ -475,8 +468,7 @@ def test_words_of_a_connection_that_has_been_replaced_are_refused_and_the_worker
     client = a_client()
     client.connected(0, 0.0)
     client.receive(0, from_server(Kind.WINDOW, step=OPEN), None, 0.0)
-    client.submit(0, 0.0)
-    client.encoded(0, 10, False)
+    client.submit(0, 0.0, 10)
     error = from_server(Kind.ERROR)._replace(payload_bytes=len(refusal.body))
     assert client.receive(0, error, refusal.body, 0.0) == [], "what was refused is asked after on the new connection"
 
@@ -511,8 +503,7 @@ def test_a_question_is_followed_by_one_payload_however_often_it_is_answered() ->
     client = a_client()
     client.connected(0, 0.0)
     client.receive(0, from_server(Kind.WINDOW, step=OPEN), None, 0.0)
-    client.submit(0, 0.0)
-    client.encoded(0, 10, False)
+    client.submit(0, 0.0, 10)
     body = encode_body(Notice(ErrorCode.PUSH_MISSING, "no push"))
     missing = from_server(Kind.ERROR)._replace(payload_bytes=len(body))
     assert client.receive(0, missing, body, 0.0) == [], "nobody asked"

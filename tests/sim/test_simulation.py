@@ -22,7 +22,7 @@ from psgc.server.step import NO_SLOT, Fold, KeyState
 from psgc.server.window import Window
 from psgc.wire.frames import Flag, Header, Kind
 from psgc.worker import client
-from psgc.worker.client import Client, Decode, Greet, Phase, Transmit
+from psgc.worker.client import Client, Greet, Phase, Transmit
 from psgc.worker.coordinator import Coordinator
 from tests.cases import for_each
 
@@ -182,13 +182,6 @@ def _forgets_units(commit: Any) -> Any:
     return wrong
 
 
-def _always_own(result: Any) -> Any:
-    def wrong(self: Client, *arguments: Any) -> Any:
-        return [replace(a, own=True) if isinstance(a, Decode) else a for a in result(self, *arguments)]
-
-    return wrong
-
-
 @contextmanager
 def _says_nothing_again() -> Iterator[None]:
     """Neither on a new connection nor when a server asks for it."""
@@ -273,7 +266,6 @@ MUTATIONS: dict[str, tuple[Scenario, Mutation]] = {
     "what is not applied is left out of a saved residual": (SAVED, _method(KeyState, "residual", _tells_what_is_new)),
     "residuals that were asked for are not asked for again": (SAVED, _asks_after_residuals_once),
     "a change of unit is lost in a step without payload": (ODD, _method(KeyState, "_commit", _forgets_units)),
-    "a skipper commits its residual": (ODD, _method(Client, "_result", _always_own)),
     "what was lost is not sent again": (ROUGH, _says_nothing_again),
     "what is quiet is sent again": (SLOW, _method(SimWorker, "_tick", _pushes_what_is_quiet)),
     "what may be lost is sent again without a question": (ROUGH, _pushes_before_it_asks),

@@ -90,8 +90,7 @@ def test_of_what_waits_the_highest_priority_of_its_call_is_sent_first() -> None:
     client.receive(0, Header(Kind.WINDOW, sender=SERVER_SENDER, step=OPEN), None, 0.0)
     for key, priority in zip(keys, (1, 9, -2, 5), strict=True):
         client.prioritise([key], priority)
-        client.submit(key, 0.0)
-        client.encoded(key, 8, False)
+        client.submit(key, 0.0, 8)
     sent = [action.header.key for action in client.connected(0, 0.0) if isinstance(action, Transmit) and action.payload]
     assert sent == [keys[1], keys[3], keys[0], keys[2]]
 

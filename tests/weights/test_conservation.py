@@ -15,7 +15,8 @@ from psgc.server.step import NO_SLOT, Fold
 from psgc.server.weights.versions import Versions
 from psgc.transport.memory.arena import Arena
 from psgc.wire.frames import Flag
-from psgc.worker.bucket import BucketWork, make_slots
+from psgc.worker.bucket import BucketWork
+from psgc.worker.contributions import make_slots
 
 NUMEL = 5001
 
@@ -66,6 +67,7 @@ def test_held_plus_residuals_is_initial_plus_all_changes(codec: str) -> None:
             held.update(Fold(part.key, step, (payload,), True, True, slot, current), [(0, NUMEL)])
             current = slot
         works[rank].decode(part.key, Flag.NONE, held.place(current).bytes, push)
+        works[rank].store()
 
     buffers[0].array[:] = initial
     exchange(0, True)

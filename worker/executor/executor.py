@@ -1,8 +1,9 @@
-"""Carries out layouts' buckets whose options run over groups: threads, and nothing else.
+"""Carries out the steps of layouts' buckets, each by its programs: threads, and nothing else.
 
-For each layout a thread for each lane runs the lane's transfers, one after the other, on groups of its own: ranks agree on an order within a layout, and two
-layouts that shared a group might be interleaved differently on two ranks. A pool encodes and decodes. What starts when is the Runner's, under one
-lock; what a step does to numbers is the PartWork's. Threads and groups are made when a layout needs them.
+A pool encodes and decodes. Where programs run over groups, a thread for each lane of a layout runs the lane's transfers, one after the other, on groups of its
+own: ranks agree on an order within a layout, and two layouts that shared a group might be interleaved differently on two ranks; these threads and groups are
+made when a layout needs them. Contributions to servers are handed to the network thread. What starts when is the Runner's, under one lock; what a step does
+to numbers is the PartWork's, or the BucketWork's of a bucket that every rank pushes.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, NamedTuple
 
 from psgc.errors import DeviceError, PsgcError, raised_alone
-from psgc.layout import ITEM_BYTES, Layout
+from psgc.layout import ITEM_BYTES, Bucket, Layout
 from psgc.observe.worker_trace import WorkerTrace
 from psgc.processes.pool import Pool
 from psgc.processes.reminder import Reminder
@@ -26,24 +27,40 @@ from psgc.program.groups import Groups
 from psgc.program.ranks import Range, Ranks
 from psgc.program.run import Runner, Start
 from psgc.program.steps import Agree, Decode, Encode, Lane, Serve, Transfer, lane_of
+from psgc.worker.bucket import BucketWork
 from psgc.worker.contributions import Contribution, Servers
 from psgc.worker.executor.bucket import GroupBucket
 from psgc.worker.executor.part import PartWork
+from psgc.worker.executor.served import ServedPart, served_parts
 from psgc.worker.submission import Submission
 
 logger = logging.getLogger(__name__)
 _DECODE_PRIORITY: Final = 1 << 40  # it frees memory, and the next step waits for it; a gradient only starts
+HERE_NUMEL: Final = 16384  # a kernel takes about as long for so many elements as another thread takes to wake up
 GroupsOf = Callable[[str], Groups]  # by a name that is unique among the groups of the job
 
 
 class _Bucket:
-    """A bucket, the submissions that wait for its step under way, and the chains of its parts."""
+    """A bucket, the submissions that wait for its step under way, and its parts, each of which is a chain."""
 
-    def __init__(self, work: GroupBucket, chains: range) -> None:
-        self.work, self.chains = work, chains
+    def __init__(self, work: GroupBucket | BucketWork, parts: Sequence[PartWork | ServedPart], first: int) -> None:
+        self.work, self.parts, self.chains = work, parts, range(first, first + len(parts))
+        self.priority = work.bucket.priority
         self.waiting: deque[Submission] = deque()
         self.current: Submission | None = None
         self.left = 0  # parts whose step is not over
+
+    @property
+    def first_tensor(self) -> str:
+        return self.work.layout.tensors[self.work.bucket.tensors[0]].name
+
+    @property
+    def computes_here(self) -> bool:
+        """Whether the thread at hand encodes and decodes the step under way, since another would take as long to wake up. A bucket's first step always goes to
+        the pool, because its kernels may have to be compiled."""
+        submission, work = self.current, self.work
+        small = isinstance(work, BucketWork) and work.step > 1 and work.bucket.numel <= HERE_NUMEL
+        return small and submission is not None and not submission.buffer.waits
 
 
 class _Awaited(NamedTuple):
@@ -79,27 +96,37 @@ class _Lane(threading.Thread):
 
 
 class _LayoutRun:
-    """A layout's buckets over groups, and what may start of them."""
+    """A layout's buckets, and what may start of them. raises: whether a NaN or infinity of this rank's ends the job."""
 
-    def __init__(self, layout: Layout, ranks: Ranks, rank: int, servers: Servers | None, collectives: str) -> None:
+    def __init__(self, layout: Layout, ranks: Ranks, rank: int, servers: Servers | None, collectives: str, raises: bool) -> None:
         self.layout = layout
         self.lanes: dict[Lane, _Lane] = {}
         self.buckets: list[_Bucket] = []
-        chains = 0
         self.owner: list[tuple[_Bucket, int]] = []  # by chain, its bucket and its part's number there
-        for bucket in (bucket for bucket in layout.buckets if bucket.over_groups):
-            work = GroupBucket(layout, bucket, ranks, rank, servers, collectives)
-            one = _Bucket(work, range(chains, chains + len(work.parts)))
-            self.buckets.append(one)
-            chains += len(work.parts)
-            self.owner += [(one, number) for number in range(len(work.parts))]
-        self.unanswered = [0] * chains  # pieces of the chain's contribution to servers that have no result yet
-        self.runner = Runner([part.program for bucket in self.buckets for part in bucket.work.parts], layout.order)
+        over_groups = [bucket for bucket in layout.buckets if bucket.over_groups and in_layout(layout, bucket)]
+        for bucket in over_groups:  # the layout's order numbers their chains from 0
+            group_work = GroupBucket(layout, bucket, ranks, rank, servers, collectives)
+            self._add(group_work, group_work.parts)
+        for bucket in (bucket for bucket in layout.buckets if not bucket.over_groups):
+            assert servers is not None
+            work = BucketWork(layout, bucket, {part.key: servers.slot(part.key) for part in bucket.parts}, rank)
+            self._add(work, served_parts(work, rank, raises))
+        self.unanswered = [0] * len(self.owner)  # pieces of the chain's contribution to servers that have no result yet
+        self.runner = Runner([part.program for bucket in self.buckets for part in bucket.parts], layout.order if over_groups else ())
+
+    def _add(self, work: GroupBucket | BucketWork, parts: Sequence[PartWork | ServedPart]) -> None:
+        one = _Bucket(work, parts, len(self.owner))
+        self.buckets.append(one)
+        self.owner += [(one, number) for number in range(len(parts))]
+
+    def part(self, chain: int) -> PartWork | ServedPart:
+        one, number = self.owner[chain]
+        return one.parts[number]
 
     def what(self, start: Start) -> str:
         """A transfer in words."""
-        work = self.owner[start.chain][0].work
-        return f"{(*work.bucket.option, 'the control word')[start.step.action]} of {work.first_tensor!r} in its step {work.step}"
+        one = self.owner[start.chain][0]
+        return f"{(*one.work.bucket.option, 'the control word')[start.step.action]} of {one.first_tensor!r} in its step {one.work.step}"
 
     def key(self, chain: int) -> tuple[int, int]:
         """The key and the step of the part that is worked on."""
@@ -107,10 +134,15 @@ class _LayoutRun:
         return one.work.bucket.parts[number].key, one.work.step
 
 
-def _counts(works: Iterable[GroupBucket], ranks: int) -> tuple[int, int]:
-    """Bytes that these buckets have moved, and what a ring of all ranks would have moved of them, each way, uncompressed."""
+def in_layout(layout: Layout, bucket: Bucket) -> bool:
+    """Whether the bucket's transfers follow an order within its layout; else they are among named tensors' (``named.py``), in an order of all of them."""
+    return not bucket.over_groups or layout.kind == "plan"
+
+
+def _counts(works: Iterable[GroupBucket | BucketWork], ranks: int) -> tuple[int, int]:
+    """Bytes that buckets over groups have moved, and what a ring of all ranks would have moved of them, each way, uncompressed."""
     moved = plain = 0
-    for work in works:
+    for work in (work for work in works if isinstance(work, GroupBucket)):
         moved += sum(part.moved_bytes for part in work.parts)
         plain += work.step * work.bucket.numel * ITEM_BYTES[work.bucket.dtype]
     return moved, 4 * plain * (ranks - 1) // ranks
@@ -125,26 +157,25 @@ class Executor:
         raises: bool = False, trace: WorkerTrace | None = None, servers: Servers | None = None, collectives: str = "host",
     ) -> None:  # fmt: skip
         self._rank, self._ranks, self._groups_of, self._failed = rank, ranks, groups_of, failed
-        self._fail, self._threads, self._raises, self._trace = fail, threads, raises, trace
+        self._fail, self._raises, self._trace = fail, raises, trace
         self._servers, self._collectives = servers, collectives
         self._lock = threading.Lock()
         self._layouts: dict[int, _LayoutRun] = {}
         self._by_bucket: dict[tuple[int, int], tuple[_LayoutRun, _Bucket]] = {}
-        self._pool: Pool | None = None
+        self._pool = Pool("psgc-codec", threads, self._broken)
         self._before = (0, 0)  # of layouts that were given up: bytes moved, and what a ring would have moved
 
     # called by other threads
 
     def add(self, layout: Layout) -> None:
-        """Make the layout's buckets that run over groups, once."""
+        """Make the layout's buckets, once."""
         with self._lock:
-            if layout.id in self._layouts or not any(bucket.over_groups for bucket in layout.buckets):
+            if layout.id in self._layouts:
                 return
-            run = self._layouts[layout.id] = _LayoutRun(layout, self._ranks, self._rank, self._servers, self._collectives)
-            self._by_bucket |= {(layout.id, one.work.bucket.index): (run, one) for one in run.buckets}
-            if self._pool is None:
-                self._pool = Pool("psgc-program", self._threads, self._broken)
+            run = _LayoutRun(layout, self._ranks, self._rank, self._servers, self._collectives, self._raises)
             run.lanes = {lane: _Lane(lane, self._groups_of(f"{layout.name}/{lane}"), self._transfer) for lane in run.runner.lanes}
+            self._by_bucket |= {(layout.id, one.work.bucket.index): (run, one) for one in run.buckets}
+            self._layouts[layout.id] = run
 
     def retire(self, layout: Layout) -> None:
         """No rank uses the layout any more: end its threads and groups, and forget what it keeps."""
@@ -170,9 +201,9 @@ class Executor:
             if idle:
                 one.current = one.waiting.popleft()
         if idle:
-            self._load_later(run, one)
+            self._next(run, one)
 
-    def works(self, layout: Layout | None = None) -> list[GroupBucket]:
+    def works(self, layout: Layout | None = None) -> list[GroupBucket | BucketWork]:
         """Buckets, of one layout or of all. Their state is only to be touched while none of their steps is under way."""
         runs: Iterable[_LayoutRun] = (
             list(self._layouts.values()) if layout is None else [r for i, r in self._layouts.items() if i == layout.id]
@@ -209,26 +240,36 @@ class Executor:
             lane.end()
         for lane in lanes:
             lane.join(1.0)
-        if self._pool is not None:
-            self._pool.close(timeout_s=1.0)
+        self._pool.close(timeout_s=1.0)
 
-    # pool threads
+    # pool threads; of small buckets over servers, the thread that submits and the network thread
 
-    def _load_later(self, run: _LayoutRun, one: _Bucket) -> None:
-        assert self._pool is not None
-        self._pool.submit(one.work.bucket.priority, self._load, run, one)
+    def _next(self, run: _LayoutRun, one: _Bucket) -> None:
+        """The bucket's current submission has its turn."""
+        if one.current is not None and one.current.priority is not None:
+            one.priority = one.current.priority
+        if isinstance(one.work, GroupBucket):  # which takes the gradient at once
+            self._pool.submit(one.priority, self._load, run, one)
+        else:
+            self._load(run, one)
 
     def _load(self, run: _LayoutRun, one: _Bucket) -> None:
         submission = one.current
         if self._failed() or submission is None:
             return
-        with _named(one.work):
-            tensor = one.work.begin(submission.buffer, submission.skip, submission.previous_skipped, submission.rescale, self._raises)
-        if tensor is not None:
-            self._fail(
-                f"rank {self._rank}: gradient of {tensor!r} holds NaN or infinity in its step {one.work.step}, and PSGC_NONFINITE=raise"
-            )
-            return
+        if isinstance(one.work, BucketWork):
+            one.work.begin(submission.buffer, submission.previous_skipped, submission.rescale)
+            for part in one.parts:
+                assert isinstance(part, ServedPart)
+                part.begin(submission)
+        else:
+            with _named(one):
+                tensor = one.work.begin(submission.buffer, submission.skip, submission.previous_skipped, submission.rescale, self._raises)
+            if tensor is not None:
+                self._broken(
+                    PsgcError(f"gradient of {tensor!r} holds NaN or infinity in its step {one.work.step}, and PSGC_NONFINITE=raise")
+                )
+                return
         with self._lock:
             one.left = len(one.chains)
             starts = [start for chain in one.chains for start in run.runner.begin(chain)]
@@ -237,14 +278,18 @@ class Executor:
     def _compute(self, run: _LayoutRun, start: Start) -> None:
         if self._failed():
             return
-        with _named(run.owner[start.chain][0].work):
-            self._compute_part(self._part(run, start.chain), run, start)
+        with _named(run.owner[start.chain][0]):
+            self._compute_part(run.part(start.chain), run, start)
 
-    def _compute_part(self, part: PartWork, run: _LayoutRun, start: Start) -> None:
+    def _compute_part(self, part: PartWork | ServedPart, run: _LayoutRun, start: Start) -> None:
         if isinstance(start.step, Serve):
             self._contribute(run, start, start.step)
             return
         began_ns = 0 if self._trace is None else time.monotonic_ns()
+        if isinstance(part, ServedPart):
+            assert isinstance(start.step, Encode)
+            part.encode(start.step, partial(self._computed, run, start, began_ns))
+            return
         if isinstance(start.step, Encode) and part.on_gpu(start.step):
             part.encode_there(start.step, partial(self._computed, run, start, began_ns))
             return
@@ -254,11 +299,17 @@ class Executor:
             part.decode_there(start.step) if part.on_gpu(start.step) else part.decode(start.step)
         self._computed(run, start, began_ns, None)
 
-    def _computed(self, run: _LayoutRun, start: Start, began_ns: int, fault: DeviceError | None) -> None:
+    def _computed(self, run: _LayoutRun, start: Start, began_ns: int, fault: PsgcError | None) -> None:
+        part = run.part(start.chain)
         if fault is not None:
-            self._broken(DeviceError(f"gradient of {run.owner[start.chain][0].work.first_tensor!r}: {fault}"))
+            named = isinstance(part, ServedPart) or not isinstance(fault, DeviceError)
+            self._broken(fault if named else DeviceError(f"gradient of {run.owner[start.chain][0].first_tensor!r}: {fault}"))
             return
-        if self._trace is not None:
+        if self._trace is not None and isinstance(part, ServedPart):
+            if not part.skips:
+                assert isinstance(start.step, Encode)
+                self._trace.encoded(part.key(start.step), run.owner[start.chain][0].work.step, began_ns, part.payload_bytes)
+        elif self._trace is not None:
             self._trace.ran(None, start.step.action, *run.key(start.chain), began_ns)
         self._over(run, start)
 
@@ -266,27 +317,39 @@ class Executor:
         """Hand this rank's contributions to the network thread, which calls ``_answered`` with each one's result."""
         assert self._servers is not None
         one, number = run.owner[start.chain]
-        part = one.work.parts[number]
+        part = one.parts[number]
         run.unanswered[start.chain] = len(step.pieces)
         for piece in step.pieces:
-            payload_bytes, nonfinite = part.contribution(step, piece)
             then = partial(self._answered, run, start, piece)
-            key = one.work.keys[number][piece]
-            self._servers.contribute(Contribution(key, payload_bytes, nonfinite, part.dropped, part.rescale, then))
+            if isinstance(part, ServedPart):
+                self._servers.contribute(part.contribution(step, then))
+            else:
+                assert isinstance(one.work, GroupBucket)
+                payload_bytes, nonfinite = part.contribution(step, piece)
+                key = one.work.keys[number][piece]
+                self._servers.contribute(Contribution(key, payload_bytes, nonfinite, part.dropped, part.rescale, then))
 
     def _answered(self, run: _LayoutRun, start: Start, piece: Range, flags: int, payload: Any) -> None:
         """In the network thread."""
-        assert self._pool is not None
-        self._pool.submit(_DECODE_PRIORITY, self._take, run, start, piece, flags, payload)
+        self._run(run.owner[start.chain][0], _DECODE_PRIORITY, self._take, run, start, piece, flags, payload)
 
     def _take(self, run: _LayoutRun, start: Start, piece: Range, flags: int, payload: Any) -> None:
         if self._failed():
             return
         assert self._servers is not None
         one, number = run.owner[start.chain]
+        part = one.parts[number]
         assert isinstance(start.step, Serve)
-        one.work.parts[number].take(start.step, piece, flags, payload)
-        self._servers.taken(one.work.keys[number][piece])
+        if isinstance(part, ServedPart):
+            began_ns = 0 if self._trace is None else time.monotonic_ns()
+            part.take(start.step, flags, payload)
+            if self._trace is not None:
+                self._trace.decoded(part.key(start.step), one.work.step, began_ns)
+            self._servers.taken(part.key(start.step))
+        else:
+            assert isinstance(one.work, GroupBucket)
+            part.take(start.step, piece, flags, payload)
+            self._servers.taken(one.work.keys[number][piece])
         with self._lock:
             run.unanswered[start.chain] -= 1
             if run.unanswered[start.chain]:
@@ -295,13 +358,14 @@ class Executor:
 
     def _end_part(self, run: _LayoutRun, chain: int) -> None:
         one, number = run.owner[chain]
-        with _named(one.work):
-            one.work.end(number)
+        if isinstance(one.work, GroupBucket):
+            with _named(one):
+                one.work.end(number)
         with self._lock:
             one.left -= 1
             if one.left:
                 return
-        with _named(one.work):
+        with _named(one):
             one.work.store()
         with self._lock:
             submission, one.current = one.current, one.waiting.popleft() if one.waiting else None
@@ -309,14 +373,15 @@ class Executor:
         assert submission is not None
         submission.ticket.finish()
         if more:
-            self._load_later(run, one)
+            self._next(run, one)
 
     # lanes' threads
 
     def _transfer(self, run: _LayoutRun, start: Start, groups: Groups) -> None:
         if self._failed():
             return
-        part = self._part(run, start.chain)
+        part = run.part(start.chain)
+        assert isinstance(part, PartWork)
         moved_bytes, began_ns = part.moved_bytes, 0 if self._trace is None else time.monotonic_ns()
         try:
             if isinstance(start.step, Agree):
@@ -338,24 +403,30 @@ class Executor:
         with self._lock:
             starts, through = run.runner.over(start.chain)
         self._start(run, starts)
-        if through:
-            assert self._pool is not None
+        if through and isinstance(start.step, Serve):
+            self._end_part(run, start.chain)
+        elif through:
             self._pool.submit(_DECODE_PRIORITY, self._end_part, run, start.chain)
 
     def _start(self, run: _LayoutRun, starts: list[Start]) -> None:
-        assert self._pool is not None
         for start in starts:
-            lane = lane_of(start.step)
+            lane, one = lane_of(start.step), run.owner[start.chain][0]
             if lane is not None:
                 run.lanes[lane].put(run, start)
+            elif isinstance(start.step, Serve) and start.step.slot is not None:  # its payloads are there
+                self._compute(run, start)
             else:
-                priority = _DECODE_PRIORITY if isinstance(start.step, Decode) else run.owner[start.chain][0].work.bucket.priority
-                self._pool.submit(priority, self._compute, run, start)
+                self._run(one, _DECODE_PRIORITY if isinstance(start.step, Decode) else one.priority, self._compute, run, start)
 
-    @staticmethod
-    def _part(run: _LayoutRun, chain: int) -> PartWork:
-        one, number = run.owner[chain]
-        return one.work.parts[number]
+    def _run(self, one: _Bucket, priority: int, job: Callable[..., None], *args: Any) -> None:
+        """In a pool thread, or in this one where switching threads would cost more than the job."""
+        if not one.computes_here:
+            self._pool.submit(priority, job, *args)
+            return
+        try:
+            job(*args)
+        except Exception as error:
+            self._broken(error)
 
     def _broken(self, error: BaseException, run: _LayoutRun | None = None, start: Start | None = None) -> None:
         if self._failed():
@@ -369,12 +440,14 @@ class Executor:
 
 
 @contextmanager
-def _named(work: GroupBucket) -> Iterator[None]:
-    """A device's error is raised with the tensor that it was about."""
+def _named(one: _Bucket) -> Iterator[None]:
+    """A device's error is raised with the tensor that it was about, which a BucketWork knows itself."""
     try:
         yield
     except DeviceError as error:
-        raise DeviceError(f"gradient of {work.first_tensor!r}: {error}") from error
+        if isinstance(one.work, BucketWork):
+            raise
+        raise DeviceError(f"gradient of {one.first_tensor!r}: {error}") from error
 
 
 def _others(start: Start, rank: int, ranks: Ranks) -> str:
