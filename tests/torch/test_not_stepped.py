@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from psgc.torch.gradients.skips import EXCEPTIONAL, FORGIVEN, Skips
+from psgc.torch.gradients.skips import EXCEPTIONAL, FORGIVEN, IN_A_ROW, Skips
 from tests.torch.job_not_stepped import FRONTS
 
 JOB = str(Path(__file__).parent / "job_not_stepped.py")
@@ -80,3 +80,27 @@ def test_a_result_without_a_step_is_an_exception_among_the_first_and_among_many_
         for _ in range(EXCEPTIONAL - 1):
             critic.step()
     assert not any(found[EXCEPTIONAL * FORGIVEN :]), "what comes regularly is no exception, after some time"
+
+
+@pytest.mark.parametrize("plain", [0, 20, 1000, 10_000])
+def test_what_a_script_did_long_ago_says_nothing_of_what_it_does_now(plain: int) -> None:
+    """Plain training, then SAM or a GAN: each iteration leaves a result. Then plain training again, with a guard."""
+    skips = Skips()
+    for _ in range(plain):
+        skips.step()
+    found = []
+    for _ in range(100):
+        skips.step()
+        found.append(skips.leave())
+    assert sum(found) <= EXCEPTIONAL * IN_A_ROW // (EXCEPTIONAL - 1)
+    assert found == sorted(found, reverse=True), "once it leaves results regularly, none is an exception"
+    for _ in range(EXCEPTIONAL * (FORGIVEN + 1)):
+        skips.step()
+    assert skips.leave()
+
+
+def test_many_bad_batches_in_a_row_are_exceptions_after_many_steps() -> None:
+    skips = Skips()
+    for _ in range(1000):
+        skips.step()
+    assert [skips.leave() for _ in range(IN_A_ROW + 1)] == [True] * IN_A_ROW + [False]

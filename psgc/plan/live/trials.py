@@ -2,7 +2,8 @@
 
 A candidate runs for a window of steps, which gives one figure. Candidates take turns (A B C, C B A, A B C, ...), so that a machine that slows down, or other
 work on it, meets all of them alike; two candidates are compared by the ratios of their figures of the same round. Those that are much slower than the quickest
-leave after a round, and the trials end when further rounds would change nothing, or have become too many.
+leave after a round, and the trials end when further rounds would change nothing, or have become too many. The present candidate's first figure is of the
+window before, which may be the reason for the plan, because something held it up; so it does not leave before it has run again.
 
 A candidate is better than another if it saves at least GAIN of the step in the mean of these ratios, and beyond what their scatter may come from. Of
 candidates of which none is better, the one with the smallest loss of quality is kept; of those that lose the same, the present one.
@@ -57,8 +58,8 @@ class Trials:
         return sum(map(len, self._rounds))
 
     def figure_ms(self, candidate: int) -> float:
-        """The median of its figures."""
-        return statistics.median(of_round[candidate] for of_round in self._rounds if candidate in of_round)
+        """The median of its figures; of two the lower one, since what holds a window up only adds to it."""
+        return statistics.median_low(of_round[candidate] for of_round in self._rounds if candidate in of_round)
 
     def windows_of(self, candidate: int) -> int:
         return sum(candidate in of_round for of_round in self._rounds)
@@ -80,8 +81,9 @@ class Trials:
             return
         rounds = len(self._rounds)
         limit = 1 + CLOSE[rounds]
-        least = {one: min(of_round[one] for of_round in self._rounds) for one in self._alive}  # what holds a window up only adds to it
-        self._alive = [one for one in self._alive if least[one] <= limit * min(least.values())]
+        least = {one: min(of_round[one] for of_round in self._rounds) for one in self._alive}
+        close = limit * min(least.values())
+        self._alive = [one for one in self._alive if least[one] <= close or (rounds == 1 and one == 0)]
         full = rounds >= MOST_ROUNDS or self.windows + len(self._alive) > MOST_WINDOWS
         self.over = len(self._alive) < 2 or full or (rounds >= LEAST_ROUNDS and self._is_clear)
         if not self.over:

@@ -13,18 +13,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-# Steps for each result without one, from which on such a result is an exception; critics of GANs are stepped five times.
+# Steps for each result without one, with which such a result is an exception; critics of GANs are stepped five times.
 EXCEPTIONAL: Final = 6
 # So many results without a step are exceptions from the beginning on, as if EXCEPTIONAL steps for each had gone before.
 FORGIVEN: Final = 3
+# So many in a row are exceptions after any number of steps: of what a script did long ago nothing follows for what it does now.
+IN_A_ROW: Final = 10
 
 
 @dataclass(slots=True)
 class Skips:
-    """applied: steps so far; left: results that the script went on without a step."""
+    """applied: steps so far; left: results that the script went on without a step. credit: steps of late that no result without a step has used up."""
 
     applied: int = 0
     left: int = 0
+    credit: int = EXCEPTIONAL * FORGIVEN
 
     @property
     def by_hand(self) -> bool:
@@ -33,8 +36,10 @@ class Skips:
 
     def step(self) -> None:
         self.applied += 1
+        self.credit = min(self.credit + 1, EXCEPTIONAL * IN_A_ROW)
 
     def leave(self) -> bool:
         """A result is left to the script. Returns whether that is an exception, so that residuals are to be forgotten."""
         self.left += 1
-        return self.applied > 0 and self.applied >= EXCEPTIONAL * (self.left - FORGIVEN)
+        self.credit = max(self.credit - EXCEPTIONAL, -EXCEPTIONAL * FORGIVEN)
+        return self.applied > 0 and self.credit >= 0
