@@ -138,3 +138,36 @@ def test_a_job_of_one_goes_on_bit_for_bit(alone: None) -> None:
     train(again, resumed, range(12, 24))
     assert torch.equal(again, weight)
     assert resumed.residual_state_dict()["layouts"]["gradients"][0]["declaration"]["past_steps"] == 24
+
+
+@pytest.mark.parametrize("line_search", [None, "strong_wolfe"])
+def test_lbfgs_in_double_precision_takes_the_steps_that_it_takes_without_psgc(line_search: str | None) -> None:
+    """It decides by the loss when to stop: a loss rounded to single precision would end its line search elsewhere."""
+
+    def ends(distributed: bool) -> tuple[torch.Tensor, int]:
+        torch.manual_seed(1)
+        model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)).double()
+        x, y = torch.randn(32, 6, dtype=torch.float64), torch.randn(32, 1, dtype=torch.float64)
+        optimizer: torch.optim.Optimizer = torch.optim.LBFGS(model.parameters(), max_iter=20, tolerance_grad=1e-12, line_search_fn=line_search)
+        if distributed:
+            optimizer = psgc.DistributedOptimizer(optimizer, model.named_parameters())
+        evaluations = 0
+
+        def closure() -> torch.Tensor:
+            nonlocal evaluations
+            evaluations += 1
+            optimizer.zero_grad()
+            loss = torch.nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            return loss
+
+        for _ in range(3):
+            optimizer.step(closure)
+        return torch.cat([p.detach().flatten() for p in model.parameters()]), evaluations
+
+    psgc.init()
+    try:
+        (alone, evaluated), (wrapped, counted) = ends(False), ends(True)
+    finally:
+        psgc.shutdown()
+    assert torch.equal(alone, wrapped) and evaluated == counted

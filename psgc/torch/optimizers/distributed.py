@@ -170,7 +170,7 @@ class Distributed(torch.optim.Optimizer):
                 loss = closure(*args, **kwargs)
             self._psgc_complete()
             if isinstance(self, torch.optim.LBFGS):
-                mean = torch.as_tensor(loss).detach().to("cpu", torch.float32, copy=True).reshape(1)
+                mean = torch.as_tensor(loss).detach().to("cpu", torch.float64, copy=True).reshape(1)
                 return push_pull_inplace(mean, name=f"{self._psgc_exchange.name}.loss")[0]
             return loss
 
