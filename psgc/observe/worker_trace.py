@@ -14,7 +14,7 @@ from time import monotonic_ns, time_ns
 from psgc.config import Config
 from psgc.layout import Layout
 from psgc.observe.byteps_timeline import comm_events, write_comm
-from psgc.observe.lanes import DECODE, ENCODE, PULL, PUSH, READY, WAIT, Line
+from psgc.observe.lanes import PULL, PUSH, READY, WAIT, Line
 from psgc.observe.member import MemberTrace, recorder_of
 from psgc.observe.recorder import Recorded
 from psgc.observe.timeline import About
@@ -101,18 +101,10 @@ class WorkerTrace(MemberTrace):
 
     # threads that compute
 
-    def encoded(self, key: int, step: int, began_ns: int, nbytes: int) -> None:
-        self.recorder.add(Line.CPU, self.recorder.thread(), ENCODE, key, step, began_ns, monotonic_ns(), nbytes)
-
-    def decoded(self, key: int, step: int, began_ns: int) -> None:
-        self.recorder.add(Line.CPU, self.recorder.thread(), DECODE, key, step, began_ns, monotonic_ns())
-
     def ran(self, lane: str | None, action: int, key: int, step: int, began_ns: int, nbytes: int = 0) -> None:
-        """Note that a step of a program is over. lane: the transfer's lane; None for a computation."""
-        if lane is None:
-            self.recorder.add(Line.CPU, self.recorder.thread(), action, key, step, began_ns, monotonic_ns())
-        else:
-            self.recorder.add(_LINES[lane], 0, action, key, step, began_ns, monotonic_ns(), nbytes)
+        """Note that a step of a program is over. lane: the transfer's lane; None for a computation. action: its number, or a name of ``lanes``."""
+        line, track = (Line.CPU, self.recorder.thread()) if lane is None else (_LINES[lane], 0)
+        self.recorder.add(line, track, action, key, step, began_ns, monotonic_ns(), nbytes)
 
     # the network thread
 

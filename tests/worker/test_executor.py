@@ -222,7 +222,7 @@ def test_what_a_rank_moves_is_counted(two_by_two: Job) -> None:
     """A ring moves 2 (n - 1) / n of a gradient each way; of an all-to-all and an all-gather of payloads as much of each, in the codec's bytes."""
     layout = two_by_two.layout([("flat.all_reduce",), TWICE], 65536, "int8:ef=0")
     two_by_two.step(layout, integers(4, 2, 65536))
-    plain, encoded = (work.parts[0].moved_bytes for work in two_by_two.executors[0].works())
+    plain, encoded = (work.moved_bytes for work in two_by_two.executors[0].works())
     assert plain == 2 * 2 * 3 * 65536 * 4 // 4
     payload = parse_codec("int8").payload_bound(65536 // 4)
     assert encoded == 4 * 3 * payload

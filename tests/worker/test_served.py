@@ -41,9 +41,9 @@ class Work:
 
 
 def parts_of(work: Work, raises: bool = False, skip: bool = False) -> list[ServedPart]:
-    parts = served_parts(cast("BucketWork", work), 0, raises)
+    parts = served_parts(cast("BucketWork", work), 0)
     for part in parts:
-        part.begin(Submission(cast("Any", None), cast("Any", None), skip=skip, previous_skipped=1, rescale=2.0, priority=7))
+        part.begin(Submission(cast("Any", None), cast("Any", None), skip=skip, previous_skipped=1, rescale=2.0, priority=7), raises)
     return parts
 
 
@@ -53,11 +53,12 @@ def through(part: ServedPart) -> tuple[list[Any], list[Any]]:
     (start,), over, said, met = runner.begin(0), False, [], []
     while True:
         if isinstance(start.step, Encode):
-            part.encode(start.step, met.append)
+            part.compute(start.step, met.append)
         else:
             assert isinstance(start.step, Serve)
-            said.append(part.contribution(start.step, lambda *_: None))
-            part.take(start.step, 0, b"")
+            (piece,) = start.step.pieces
+            said.append(part.contribution(start.step, piece, lambda *_: None))
+            assert part.take(start.step, piece, 0, b"") == said[-1].key
         starts, over = runner.over(0)
         if over:
             return said, met

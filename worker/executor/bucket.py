@@ -1,75 +1,54 @@
 """A bucket whose option runs over groups: its parts at work, its gradient's memory, and what it keeps between steps.
 
 It offers what ``worker/bucket.py`` offers of buckets over servers: what is remembered by tensor, so that a state can be saved and loaded in a
-job with other options. Numbers only.
+job with other options. Numbers only. Invariant: what is owed is added to a gradient before its parts begin, and paid once.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
 from psgc.codecs import Stream
-from psgc.codecs.none import NoneCodec
 from psgc.codecs.scheme import PairScheme
-from psgc.errors import ConfigError, UsageError
-from psgc.layout import Bucket, Layout, Part
+from psgc.errors import DeviceError, PsgcError, UsageError
+from psgc.layout import ITEM_BYTES, Bucket, Layout, Part
 from psgc.layout.contributions import keys_of
 from psgc.program.compile import compile_option
-from psgc.program.ranks import Range, Ranks
+from psgc.program.ranks import Ranks
 from psgc.program.steps import same_pieces
 from psgc.worker.contributions import Servers
-from psgc.worker.device import DeviceBucket
-from psgc.worker.executor.part import PartWork
+from psgc.worker.executor.lying import Whereabouts
+from psgc.worker.executor.part import GroupPart
 from psgc.worker.nonfinite import first_nonfinite
 from psgc.worker.residuals.owed import Owed
 from psgc.worker.residuals.residual import ExactResidual, TensorMemory
-from psgc.worker.session import BucketBuffer, DeviceBuffer
+from psgc.worker.session import BucketBuffer
+from psgc.worker.submission import Submission
 
 
 class GroupBucket:
     """See the module's text."""
+
+    small = False
+    takes_gradient = True
 
     def __init__(
         self, layout: Layout, bucket: Bucket, ranks: Ranks, rank: int, servers: Servers | None = None, collectives: str = "host"
     ) -> None:
         """collectives: PSGC_COLLECTIVES, whether groups exchange floats from GPU to GPU."""
         self.layout, self.bucket = layout, bucket
-        scheme = layout.scheme(bucket)
-        if type(scheme) is not PairScheme:
-            raise UsageError(
-                f"codec {scheme.canonical} runs over servers alone, not by {' '.join(bucket.option)}; choose another codec or option"
-            )
-        self.scheme = scheme
-        divisor = ranks.size if layout.mean and not bucket.keys else 1  # servers divide
         self.step = 0
-        is_broadcast = layout.kind == "broadcast"
-        stream = Stream(layout.seed, 0, rank, bucket.index, 0, layout.number)
-        self.parts: list[PartWork] = []
-        self.keys: list[dict[Range, int]] = []  # of each part, the keys that this rank pushes
-        for number, part in enumerate(bucket.parts):
-            programs = compile_option(bucket.option, part.numel, ranks, layout.root if is_broadcast else bucket.index + number)
-            program, again = programs[rank], same_pieces(programs)
-            if scheme.pair.pull.of_sums and scheme.pair.push.unbiased and not all(again.values()):
-                raise UsageError(
-                    f"codec {scheme.canonical} of the bucket of {layout.tensors[bucket.tensors[0]].name!r} keeps no residual, and {' '.join(bucket.option)} "
-                    f"encodes again in other pieces, which would make its mean wrong; choose ef=1, or another option"
-                )
-            keys = {(k.offset - part.offset, k.offset - part.offset + k.numel): k.key for k in keys_of(bucket, part)}
-            self.keys.append({piece: keys[piece] for piece in program.served})
-            places = {} if servers is None else {piece: servers.slot(key) for piece, key in self.keys[-1].items()}
-            self.parts.append(PartWork(program, scheme.pair, bucket.dtype, part.offset, stream, divisor, places, again))
-        self.on_gpu = any(action.endswith("@gpu") for action in bucket.option)
-        self._collectives = collectives if ranks.size > 1 and layout.kind == "plan" else "host"
-        # Without a codec the gradient can lie on a GPU all through the program, as it is.
-        self._moves_floats = not any("@" in action for action in bucket.option) and bucket.dtype in ("float32", "bfloat16", "float16")
-        self.keeps_residual = any(part.keeps_residual for part in self.parts)
-        encodes = any(part.program.encodes for part in self.parts)
+        self.parts = _parts(layout, bucket, ranks, rank, servers)
+        by_gpus = ranks.size > 1 and layout.kind == "plan"
+        self._whereabouts = Whereabouts(bucket, layout.scheme(bucket), collectives if by_gpus else "host", self.first_tensor)
         # Whether a step that the trainer does not apply goes back into residuals, whose it was: what was owed is then in them.
-        self._goes_back = (encodes and scheme.pair.push.feedback) or any(part.servers_add_back for part in self.parts)
+        self._goes_back = any(
+            (part.program.encodes and part.slots.pair.push.feedback) or part.slots.servers_add_back for part in self.parts
+        )
         # What is paid at once of what is owed: a key, since each has or has no result by itself, or else a part.
         self._paid = [[(k.offset, k.numel) for k in keys_of(bucket, part)] or [(part.offset, part.numel)] for part in bucket.parts]
         self._kind = zlib.crc32(f"{bucket.option} {ranks.text}".encode())
@@ -84,62 +63,45 @@ class GroupBucket:
     def first_tensor(self) -> str:
         return self.layout.tensors[self.bucket.tensors[0]].name
 
-    def begin(self, buffer: BucketBuffer, skip: bool, previous_skipped: int, rescale: float, check: bool = False) -> str | None:
+    def named(self, error: PsgcError) -> PsgcError:
+        """A device's error with the tensor that it was about."""
+        return DeviceError(f"gradient of {self.first_tensor!r}: {error}") if isinstance(error, DeviceError) else error
+
+    @property
+    def keeps_residual(self) -> bool:
+        return any(part.slots.feedbacks for part in self.parts)
+
+    # a step
+
+    def begin(self, submission: Submission, check: bool = False) -> str | None:
         """A step starts; the last one has been stored. check: answer with the first tensor that holds a NaN or infinity."""
-        self._buffer = buffer
+        self._buffer, skip, dropped = submission.buffer, submission.skip, submission.previous_skipped
         self.step += 1
-        if self.on_gpu and isinstance(buffer, DeviceBuffer):  # others hold arrays, which lie on the host alone
-            device = buffer.on_device(self.scheme, wanted=True)
-            if device is None:
-                raise UsageError(f"the plan has the bucket of {self.first_tensor!r} encoded on a GPU, but it lies on the CPU")
-            return self._begin_there(device, skip, previous_skipped, rescale, check, self._collectives != "host", np.float32)
-        lies = self._lies(buffer)
-        if lies is not None and all(work.groups_on_gpus for work in self.parts):
-            return self._begin_there(lies, skip, previous_skipped, rescale, check, True, NoneCodec(self.bucket.dtype).array_dtype)
-        array = buffer.load()
-        if check and not skip and (first := first_nonfinite(array, self.bucket.dtype)) is not None:
-            return self.layout.tensor_at(self.bucket, first)
-        if skip:
+        device, dtype, exchanged = self._whereabouts.find(submission.buffer, all(part.agreement.on_gpus for part in self.parts))
+        array = submission.buffer.load() if device is None else np.empty(0, dtype)
+        if check and not skip:
+            first = first_nonfinite(array, self.bucket.dtype) if device is None else device.nonfinite(0, self.bucket.numel)
+            if first is not None:
+                return self.layout.tensor_at(self.bucket, first)
+        if skip and device is None:
             array.fill(0)
-        if self._owed is not None and not self._owed.begin(previous_skipped and not self._goes_back, rescale):
+        elif skip and device is not None:
+            device.fill(0, self.bucket.numel, 0.0)
+        if self._owed is not None and not self._owed.begin(dropped and not self._goes_back, submission.rescale):
             self._owed = None
         for part, work, paid in zip(self.bucket.parts, self.parts, self._paid, strict=True):
-            own = array[part.offset : part.offset + part.numel]
             if self._owed is not None and not skip:
                 for lo, numel in paid:
-                    self._owed.add_to(array[lo : lo + numel], lo)
-            work.begin(own, self.layout.past_steps + self.step, skip, previous_skipped, rescale, lies)
+                    if device is None:
+                        self._owed.add_to(array[lo : lo + numel], lo)
+                    else:
+                        device.add(lo, self._owed.pay(lo, lo + numel))
+            if device is None:
+                work.lie_on_host(array[part.offset : part.offset + part.numel])
+            else:
+                work.lie_on(device, dtype)
+            work.begin(self.layout.past_steps + self.step, skip, dropped, submission.rescale, exchanged)
         return None
-
-    def _begin_there(
-        self, device: DeviceBucket, skip: bool, previous_skipped: int, rescale: float, check: bool, groups: bool, dtype: Any
-    ) -> str | None:
-        """``begin`` where the program works on a GPU. groups: whether groups may exchange floats there; dtype: theirs on the host."""
-        numel = self.bucket.numel
-        if check and not skip and (first := device.nonfinite(0, numel)) is not None:
-            return self.layout.tensor_at(self.bucket, first)
-        if skip:
-            device.fill(0, numel, 0.0)
-        if self._owed is not None and not self._owed.begin(previous_skipped and not self._goes_back, rescale):
-            self._owed = None
-        for work, paid in zip(self.parts, self._paid, strict=True):
-            if self._owed is not None and not skip:
-                for lo, count in paid:
-                    device.add(lo, self._owed.pay(lo, lo + count))
-            work.begin_there(device, self.layout.past_steps + self.step, skip, previous_skipped, rescale, groups, dtype)
-        return None
-
-    def _lies(self, buffer: BucketBuffer) -> DeviceBucket | None:
-        """The device that the gradient lies on, where groups may exchange it there. Raises ConfigError where they must, and it does not."""
-        if self._collectives == "host" or not self._moves_floats:
-            return None
-        lies = buffer.lying() if isinstance(buffer, DeviceBuffer) else None
-        if lies is None and self._collectives == "nccl":
-            raise ConfigError(
-                f"PSGC_COLLECTIVES=nccl, but the gradients in the bucket of {self.first_tensor!r} do not lie on one GPU; move them there, "
-                "or set PSGC_COLLECTIVES=auto or host"
-            )
-        return lies
 
     def end(self, number: int) -> None:
         """A part's control word has been agreed on."""
@@ -147,19 +109,29 @@ class GroupBucket:
         work.end()
         if self._owed is not None:
             for lo, _ in self._paid[number]:
-                if not work.control.contributed or work.has_none(lo - part.offset):
+                if not work.agreement.control.contributed or work.has_none(lo - part.offset):
                     self._owed.unpaid(lo)
 
     def store(self) -> None:
         """All parts are through: give the aggregate to its tensors."""
         assert self._buffer is not None
-        self._buffer.store(not any(work.control.contributed for work in self.parts))
+        self._buffer.store(not any(work.agreement.control.contributed for work in self.parts))
         self._buffer = None
 
     @property
     def unapplied(self) -> bool:
         """Whether servers are still to be told that the last result was not applied: all ranks had skipped."""
-        return any(work.unapplied for work in self.parts)
+        return any(work.agreement.unapplied for work in self.parts)
+
+    @property
+    def moved_bytes(self) -> int:
+        """What this rank has sent and received over groups."""
+        return sum(part.moved_bytes for part in self.parts)
+
+    @property
+    def plain_bytes(self) -> int:
+        """The size of the gradients so far."""
+        return self.step * self.bucket.numel * ITEM_BYTES[self.bucket.dtype]
 
     # between steps
 
@@ -169,7 +141,7 @@ class GroupBucket:
             return {}
         values = np.zeros(self.bucket.numel, np.float32)
         for part, work in zip(self.bucket.parts, self.parts, strict=True):
-            values[part.offset : part.offset + part.numel] = work.remembered(dropped)
+            values[part.offset : part.offset + part.numel] = work.slots.remembered(dropped or work.agreement.unapplied)
         if self._owed is not None:
             values += self._owed.left(dropped and not self._goes_back)
         return {name: TensorMemory(values[place].copy()) for name, place in self.tensor_places()}
@@ -192,12 +164,12 @@ class GroupBucket:
         """Of each slot and piece what it keeps: ``remembered`` has the sum of all slots."""
         if self._owed is not None:
             return {}
-        kept = [each for part in self.parts for each in part.exact(dropped)]
+        kept = [each for part in self.parts for each in part.slots.exact(dropped or part.agreement.unapplied)]
         return {number: ExactResidual(rescale, values.view(np.uint8)) for number, (values, rescale) in enumerate(kept)}
 
     def set_exact(self, residuals: Mapping[int, ExactResidual]) -> None:
         """Go on from the ``exact`` of a bucket with the same slots, in place of what is owed; called after ``remember``."""
-        feedbacks = [feedback for part in self.parts for feedback in part.feedbacks]
+        feedbacks = [feedback for part in self.parts for feedback in part.slots.feedbacks]
         fit = residuals.keys() == set(range(len(feedbacks)))
         if not feedbacks or not fit or any(residuals[n].bytes.size != 4 * each.numel for n, each in enumerate(feedbacks)):
             return
@@ -207,8 +179,32 @@ class GroupBucket:
 
     def server_parts(self) -> list[Part]:
         """The keys of which servers keep a residual; not of this rank's alone."""
-        return list(self.bucket.keys) if self.scheme.pair.pull.feedback else []
+        return list(self.bucket.keys) if any(part.slots.pair.pull.feedback for part in self.parts) else []
 
     def tensor_places(self) -> Iterator[tuple[str, slice]]:
         """Where each tensor's elements lie in the bucket."""
         return self.layout.places(self.bucket)
+
+
+def _parts(layout: Layout, bucket: Bucket, ranks: Ranks, rank: int, servers: Servers | None) -> list[GroupPart]:
+    """Compile the bucket's option for each part. Raises UsageError where its codec cannot run so."""
+    scheme, option = layout.scheme(bucket), " ".join(bucket.option)
+    if type(scheme) is not PairScheme:
+        raise UsageError(f"codec {scheme.canonical} runs over servers alone, not by {option}; choose another codec or option")
+    pair, divisor = scheme.pair, ranks.size if layout.mean and not bucket.keys else 1  # servers divide
+    stream = Stream(layout.seed, 0, rank, bucket.index, 0, layout.number)
+    parts: list[GroupPart] = []
+    for number, part in enumerate(bucket.parts):
+        programs = compile_option(bucket.option, part.numel, ranks, layout.root if layout.kind == "broadcast" else bucket.index + number)
+        program, again = programs[rank], same_pieces(programs)
+        if pair.pull.of_sums and pair.push.unbiased and not all(again.values()):
+            raise UsageError(
+                f"codec {scheme.canonical} of the bucket of {layout.tensors[bucket.tensors[0]].name!r} keeps no residual, and {option} "
+                f"encodes again in other pieces, which would make its mean wrong; choose ef=1, or another option"
+            )
+        every = {(k.offset - part.offset, k.offset - part.offset + k.numel): k.key for k in keys_of(bucket, part)}
+        keys = {piece: every[piece] for piece in program.served}
+        places = {} if servers is None else {piece: servers.slot(key) for piece, key in keys.items()}
+        own = replace(stream, first=part.offset)
+        parts.append(GroupPart(program, pair, bucket.dtype, part.key, own, divisor, again, keys, places))
+    return parts

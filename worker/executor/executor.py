@@ -3,7 +3,7 @@
 A pool encodes and decodes. Where programs run over groups, a thread for each lane of a layout runs the lane's transfers, one after the other, on groups of its
 own: ranks agree on an order within a layout, and two layouts that shared a group might be interleaved differently on two ranks; these threads and groups are
 made when a layout needs them. Contributions to servers are handed to the network thread. What starts when is the Runner's, under one lock; what a step does
-to numbers is the PartWork's, or the BucketWork's of a bucket that every rank pushes.
+to numbers is the part's (``work.py``).
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from psgc.errors import DeviceError, PsgcError, raised_alone
-from psgc.layout import ITEM_BYTES, Bucket, Layout
+from psgc.errors import DeviceError, PsgcError
+from psgc.layout import Bucket, Layout
 from psgc.observe.worker_trace import WorkerTrace
 from psgc.processes.pool import Pool
 from psgc.processes.reminder import Reminder
@@ -28,23 +28,22 @@ from psgc.program.ranks import Range, Ranks
 from psgc.program.run import Runner, Start
 from psgc.program.steps import Agree, Decode, Encode, Lane, Serve, Transfer, lane_of
 from psgc.worker.bucket import BucketWork
-from psgc.worker.contributions import Contribution, Servers
+from psgc.worker.contributions import Servers
 from psgc.worker.executor.bucket import GroupBucket
-from psgc.worker.executor.part import PartWork
-from psgc.worker.executor.served import ServedPart, served_parts
+from psgc.worker.executor.served import ServedBucket
+from psgc.worker.executor.work import PartWork, Work
 from psgc.worker.submission import Submission
 
 logger = logging.getLogger(__name__)
 _DECODE_PRIORITY: Final = 1 << 40  # it frees memory, and the next step waits for it; a gradient only starts
-HERE_NUMEL: Final = 16384  # a kernel takes about as long for so many elements as another thread takes to wake up
 GroupsOf = Callable[[str], Groups]  # by a name that is unique among the groups of the job
 
 
 class _Bucket:
     """A bucket, the submissions that wait for its step under way, and its parts, each of which is a chain."""
 
-    def __init__(self, work: GroupBucket | BucketWork, parts: Sequence[PartWork | ServedPart], first: int) -> None:
-        self.work, self.parts, self.chains = work, parts, range(first, first + len(parts))
+    def __init__(self, work: Work, first: int) -> None:
+        self.work, self.chains = work, range(first, first + len(work.parts))
         self.priority = work.bucket.priority
         self.waiting: deque[Submission] = deque()
         self.current: Submission | None = None
@@ -53,14 +52,6 @@ class _Bucket:
     @property
     def first_tensor(self) -> str:
         return self.work.layout.tensors[self.work.bucket.tensors[0]].name
-
-    @property
-    def computes_here(self) -> bool:
-        """Whether the thread at hand encodes and decodes the step under way, since another would take as long to wake up. A bucket's first step always goes to
-        the pool, because its kernels may have to be compiled."""
-        submission, work = self.current, self.work
-        small = isinstance(work, BucketWork) and work.step > 1 and work.bucket.numel <= HERE_NUMEL
-        return small and submission is not None and not submission.buffer.waits
 
 
 class _Awaited(NamedTuple):
@@ -96,42 +87,39 @@ class _Lane(threading.Thread):
 
 
 class _LayoutRun:
-    """A layout's buckets, and what may start of them. raises: whether a NaN or infinity of this rank's ends the job."""
+    """A layout's buckets, and what may start of them."""
 
-    def __init__(self, layout: Layout, ranks: Ranks, rank: int, servers: Servers | None, collectives: str, raises: bool) -> None:
+    def __init__(self, layout: Layout, ranks: Ranks, rank: int, servers: Servers | None, collectives: str) -> None:
         self.layout = layout
         self.lanes: dict[Lane, _Lane] = {}
         self.buckets: list[_Bucket] = []
         self.owner: list[tuple[_Bucket, int]] = []  # by chain, its bucket and its part's number there
+        self.kept: list[GroupBucket | BucketWork] = []  # what buckets keep between steps
         over_groups = [bucket for bucket in layout.buckets if bucket.over_groups and in_layout(layout, bucket)]
         for bucket in over_groups:  # the layout's order numbers their chains from 0
-            group_work = GroupBucket(layout, bucket, ranks, rank, servers, collectives)
-            self._add(group_work, group_work.parts)
+            over = GroupBucket(layout, bucket, ranks, rank, servers, collectives)
+            self._add(over, over)
         for bucket in (bucket for bucket in layout.buckets if not bucket.over_groups):
             assert servers is not None
-            work = BucketWork(layout, bucket, {part.key: servers.slot(part.key) for part in bucket.parts}, rank)
-            self._add(work, served_parts(work, rank, raises))
+            served = ServedBucket(layout, bucket, servers, rank)
+            self._add(served, served.numbers)
         self.unanswered = [0] * len(self.owner)  # pieces of the chain's contribution to servers that have no result yet
-        self.runner = Runner([part.program for bucket in self.buckets for part in bucket.parts], layout.order if over_groups else ())
+        self.runner = Runner([part.program for bucket in self.buckets for part in bucket.work.parts], layout.order if over_groups else ())
 
-    def _add(self, work: GroupBucket | BucketWork, parts: Sequence[PartWork | ServedPart]) -> None:
-        one = _Bucket(work, parts, len(self.owner))
+    def _add(self, work: Work, kept: GroupBucket | BucketWork) -> None:
+        one = _Bucket(work, len(self.owner))
         self.buckets.append(one)
-        self.owner += [(one, number) for number in range(len(parts))]
+        self.kept.append(kept)
+        self.owner += [(one, number) for number in range(len(work.parts))]
 
-    def part(self, chain: int) -> PartWork | ServedPart:
+    def part(self, chain: int) -> PartWork:
         one, number = self.owner[chain]
-        return one.parts[number]
+        return one.work.parts[number]
 
     def what(self, start: Start) -> str:
         """A transfer in words."""
         one = self.owner[start.chain][0]
         return f"{(*one.work.bucket.option, 'the control word')[start.step.action]} of {one.first_tensor!r} in its step {one.work.step}"
-
-    def key(self, chain: int) -> tuple[int, int]:
-        """The key and the step of the part that is worked on."""
-        one, number = self.owner[chain]
-        return one.work.bucket.parts[number].key, one.work.step
 
 
 def in_layout(layout: Layout, bucket: Bucket) -> bool:
@@ -139,13 +127,10 @@ def in_layout(layout: Layout, bucket: Bucket) -> bool:
     return not bucket.over_groups or layout.kind == "plan"
 
 
-def _counts(works: Iterable[GroupBucket | BucketWork], ranks: int) -> tuple[int, int]:
-    """Bytes that buckets over groups have moved, and what a ring of all ranks would have moved of them, each way, uncompressed."""
-    moved = plain = 0
-    for work in (work for work in works if isinstance(work, GroupBucket)):
-        moved += sum(part.moved_bytes for part in work.parts)
-        plain += work.step * work.bucket.numel * ITEM_BYTES[work.bucket.dtype]
-    return moved, 4 * plain * (ranks - 1) // ranks
+def _counted(runs: Iterable[_LayoutRun], before: tuple[int, int]) -> tuple[int, int]:
+    """Bytes that buckets over groups have moved, and bytes of their gradients. before: to which these are added."""
+    works = [one.work for run in runs for one in run.buckets]
+    return before[0] + sum(work.moved_bytes for work in works), before[1] + sum(work.plain_bytes for work in works)
 
 
 class Executor:
@@ -163,7 +148,7 @@ class Executor:
         self._layouts: dict[int, _LayoutRun] = {}
         self._by_bucket: dict[tuple[int, int], tuple[_LayoutRun, _Bucket]] = {}
         self._pool = Pool("psgc-codec", threads, self._broken)
-        self._before = (0, 0)  # of layouts that were given up: bytes moved, and what a ring would have moved
+        self._retired = (0, 0)  # of layouts that were given up: bytes moved, and bytes of the gradients
 
     # called by other threads
 
@@ -172,7 +157,7 @@ class Executor:
         with self._lock:
             if layout.id in self._layouts:
                 return
-            run = _LayoutRun(layout, self._ranks, self._rank, self._servers, self._collectives, self._raises)
+            run = _LayoutRun(layout, self._ranks, self._rank, self._servers, self._collectives)
             run.lanes = {lane: _Lane(lane, self._groups_of(f"{layout.name}/{lane}"), self._transfer) for lane in run.runner.lanes}
             self._by_bucket |= {(layout.id, one.work.bucket.index): (run, one) for one in run.buckets}
             self._layouts[layout.id] = run
@@ -183,12 +168,10 @@ class Executor:
             run = self._layouts.get(layout.id)
             if run is None:
                 return
-            self._before = (self.moved_bytes, self.uncompressed_bytes)
             self._layouts = {id_: one for id_, one in self._layouts.items() if id_ != layout.id}
             for one in run.buckets:
                 del self._by_bucket[layout.id, one.work.bucket.index]
-            others = _counts(self.works(), self._ranks.size)
-            self._before = (self._before[0] - others[0], self._before[1] - others[1])
+            self._retired = _counted([run], self._retired)
         for lane in run.lanes.values():
             lane.end()
 
@@ -204,11 +187,8 @@ class Executor:
             self._next(run, one)
 
     def works(self, layout: Layout | None = None) -> list[GroupBucket | BucketWork]:
-        """Buckets, of one layout or of all. Their state is only to be touched while none of their steps is under way."""
-        runs: Iterable[_LayoutRun] = (
-            list(self._layouts.values()) if layout is None else [r for i, r in self._layouts.items() if i == layout.id]
-        )
-        return [one.work for run in runs for one in run.buckets]
+        """What buckets keep, of one layout or of all. It is only to be touched while none of their steps is under way."""
+        return [kept for run in list(self._layouts.values()) if layout is None or run.layout.id == layout.id for kept in run.kept]
 
     def late(self, now: float, first_s: float) -> list[str]:
         """What to say of transfers for which this rank has waited long. first_s: until the first message."""
@@ -226,12 +206,12 @@ class Executor:
     @property
     def moved_bytes(self) -> int:
         """What this rank has sent and received for gradients."""
-        return self._before[0] + _counts(self.works(), self._ranks.size)[0]
+        return _counted(list(self._layouts.values()), self._retired)[0]  # without the lock, which is held while groups are made
 
     @property
     def uncompressed_bytes(self) -> int:
         """What a ring of all ranks would have moved of them, each way, uncompressed."""
-        return self._before[1] + _counts(self.works(), self._ranks.size)[1]
+        return 4 * _counted(list(self._layouts.values()), self._retired)[1] * (self._ranks.size - 1) // self._ranks.size
 
     def close(self) -> None:
         """End the threads, as far as they are not in a collective."""
@@ -248,28 +228,19 @@ class Executor:
         """The bucket's current submission has its turn."""
         if one.current is not None and one.current.priority is not None:
             one.priority = one.current.priority
-        if isinstance(one.work, GroupBucket):  # which takes the gradient at once
+        if one.work.takes_gradient:
             self._pool.submit(one.priority, self._load, run, one)
         else:
             self._load(run, one)
 
     def _load(self, run: _LayoutRun, one: _Bucket) -> None:
-        submission = one.current
-        if self._failed() or submission is None:
+        if self._failed() or one.current is None:
             return
-        if isinstance(one.work, BucketWork):
-            one.work.begin(submission.buffer, submission.previous_skipped, submission.rescale)
-            for part in one.parts:
-                assert isinstance(part, ServedPart)
-                part.begin(submission)
-        else:
-            with _named(one):
-                tensor = one.work.begin(submission.buffer, submission.skip, submission.previous_skipped, submission.rescale, self._raises)
-            if tensor is not None:
-                self._broken(
-                    PsgcError(f"gradient of {tensor!r} holds NaN or infinity in its step {one.work.step}, and PSGC_NONFINITE=raise")
-                )
-                return
+        with _named(one):
+            tensor = one.work.begin(one.current, self._raises)
+        if tensor is not None:
+            self._broken(PsgcError(f"gradient of {tensor!r} holds NaN or infinity in its step {one.work.step}, and PSGC_NONFINITE=raise"))
+            return
         with self._lock:
             one.left = len(one.chains)
             starts = [start for chain in one.chains for start in run.runner.begin(chain)]
@@ -279,55 +250,33 @@ class Executor:
         if self._failed():
             return
         with _named(run.owner[start.chain][0]):
-            self._compute_part(run.part(start.chain), run, start)
-
-    def _compute_part(self, part: PartWork | ServedPart, run: _LayoutRun, start: Start) -> None:
-        if isinstance(start.step, Serve):
-            self._contribute(run, start, start.step)
-            return
-        began_ns = 0 if self._trace is None else time.monotonic_ns()
-        if isinstance(part, ServedPart):
-            assert isinstance(start.step, Encode)
-            part.encode(start.step, partial(self._computed, run, start, began_ns))
-            return
-        if isinstance(start.step, Encode) and part.on_gpu(start.step):
-            part.encode_there(start.step, partial(self._computed, run, start, began_ns))
-            return
-        if isinstance(start.step, Encode):
-            part.encode(start.step)
-        elif isinstance(start.step, Decode):
-            part.decode_there(start.step) if part.on_gpu(start.step) else part.decode(start.step)
-        self._computed(run, start, began_ns, None)
+            if isinstance(start.step, Serve):
+                self._contribute(run, start, start.step)
+            elif isinstance(start.step, Encode | Decode):
+                began_ns = 0 if self._trace is None else time.monotonic_ns()
+                run.part(start.chain).compute(start.step, partial(self._computed, run, start, began_ns))
 
     def _computed(self, run: _LayoutRun, start: Start, began_ns: int, fault: PsgcError | None) -> None:
-        part = run.part(start.chain)
         if fault is not None:
-            named = isinstance(part, ServedPart) or not isinstance(fault, DeviceError)
-            self._broken(fault if named else DeviceError(f"gradient of {run.owner[start.chain][0].first_tensor!r}: {fault}"))
+            self._broken(run.owner[start.chain][0].work.named(fault))
             return
-        if self._trace is not None and isinstance(part, ServedPart):
-            if not part.skips:
-                assert isinstance(start.step, Encode)
-                self._trace.encoded(part.key(start.step), run.owner[start.chain][0].work.step, began_ns, part.payload_bytes)
-        elif self._trace is not None:
-            self._trace.ran(None, start.step.action, *run.key(start.chain), began_ns)
+        self._record(run, start, began_ns)
         self._over(run, start)
+
+    def _record(self, run: _LayoutRun, start: Start, began_ns: int, moved_bytes: int = 0) -> None:
+        """Note in the timeline that a step is over."""
+        span = None if self._trace is None else run.part(start.chain).span(start.step)
+        if self._trace is not None and span is not None:
+            step, nbytes = run.owner[start.chain][0].work.step, moved_bytes or span.nbytes
+            self._trace.ran(lane_of(start.step), span.what, span.key, step, began_ns, nbytes)
 
     def _contribute(self, run: _LayoutRun, start: Start, step: Serve) -> None:
         """Hand this rank's contributions to the network thread, which calls ``_answered`` with each one's result."""
         assert self._servers is not None
-        one, number = run.owner[start.chain]
-        part = one.parts[number]
         run.unanswered[start.chain] = len(step.pieces)
         for piece in step.pieces:
-            then = partial(self._answered, run, start, piece)
-            if isinstance(part, ServedPart):
-                self._servers.contribute(part.contribution(step, then))
-            else:
-                assert isinstance(one.work, GroupBucket)
-                payload_bytes, nonfinite = part.contribution(step, piece)
-                key = one.work.keys[number][piece]
-                self._servers.contribute(Contribution(key, payload_bytes, nonfinite, part.dropped, part.rescale, then))
+            contribution = run.part(start.chain).contribution(step, piece, partial(self._answered, run, start, piece))
+            self._servers.contribute(contribution)
 
     def _answered(self, run: _LayoutRun, start: Start, piece: Range, flags: int, payload: Any) -> None:
         """In the network thread."""
@@ -336,20 +285,11 @@ class Executor:
     def _take(self, run: _LayoutRun, start: Start, piece: Range, flags: int, payload: Any) -> None:
         if self._failed():
             return
-        assert self._servers is not None
-        one, number = run.owner[start.chain]
-        part = one.parts[number]
-        assert isinstance(start.step, Serve)
-        if isinstance(part, ServedPart):
-            began_ns = 0 if self._trace is None else time.monotonic_ns()
-            part.take(start.step, flags, payload)
-            if self._trace is not None:
-                self._trace.decoded(part.key(start.step), one.work.step, began_ns)
-            self._servers.taken(part.key(start.step))
-        else:
-            assert isinstance(one.work, GroupBucket)
-            part.take(start.step, piece, flags, payload)
-            self._servers.taken(one.work.keys[number][piece])
+        assert self._servers is not None and isinstance(start.step, Serve)
+        began_ns = 0 if self._trace is None else time.monotonic_ns()
+        key = run.part(start.chain).take(start.step, piece, flags, payload)
+        self._record(run, start, began_ns)
+        self._servers.taken(key)
         with self._lock:
             run.unanswered[start.chain] -= 1
             if run.unanswered[start.chain]:
@@ -358,9 +298,8 @@ class Executor:
 
     def _end_part(self, run: _LayoutRun, chain: int) -> None:
         one, number = run.owner[chain]
-        if isinstance(one.work, GroupBucket):
-            with _named(one):
-                one.work.end(number)
+        with _named(one):
+            one.work.end(number)
         with self._lock:
             one.left -= 1
             if one.left:
@@ -380,21 +319,11 @@ class Executor:
     def _transfer(self, run: _LayoutRun, start: Start, groups: Groups) -> None:
         if self._failed():
             return
-        part = run.part(start.chain)
-        assert isinstance(part, PartWork)
-        moved_bytes, began_ns = part.moved_bytes, 0 if self._trace is None else time.monotonic_ns()
+        assert isinstance(start.step, Transfer | Agree)
+        began_ns = 0 if self._trace is None else time.monotonic_ns()
         try:
-            if isinstance(start.step, Agree):
-                part.agree(groups.group(self._ranks.everybody))
-                if part.control.disagreed:
-                    if part.control.raised >= 0:
-                        raise PsgcError(raised_alone(part.control.raised, "the step before"))
-                    raise PsgcError("some ranks applied the last step and others did not; give every rank the same loss scaler")
-            elif isinstance(start.step, Transfer):
-                for number, collective in enumerate(start.step.collectives):
-                    part.transfer(collective, groups, start.step.action, number)
-            if self._trace is not None:
-                self._trace.ran(lane_of(start.step), start.step.action, *run.key(start.chain), began_ns, part.moved_bytes - moved_bytes)
+            moved_bytes = run.part(start.chain).transfer(start.step, groups, self._ranks.everybody)
+            self._record(run, start, began_ns, moved_bytes)
             self._over(run, start)
         except Exception as error:
             self._broken(error, run, start)
@@ -420,7 +349,7 @@ class Executor:
 
     def _run(self, one: _Bucket, priority: int, job: Callable[..., None], *args: Any) -> None:
         """In a pool thread, or in this one where switching threads would cost more than the job."""
-        if not one.computes_here:
+        if not one.work.small:
             self._pool.submit(priority, job, *args)
             return
         try:
@@ -441,13 +370,14 @@ class Executor:
 
 @contextmanager
 def _named(one: _Bucket) -> Iterator[None]:
-    """A device's error is raised with the tensor that it was about, which a BucketWork knows itself."""
+    """A device's error is raised with the tensor that it was about."""
     try:
         yield
     except DeviceError as error:
-        if isinstance(one.work, BucketWork):
+        named = one.work.named(error)
+        if named is error:
             raise
-        raise DeviceError(f"gradient of {one.first_tensor!r}: {error}") from error
+        raise named from error
 
 
 def _others(start: Start, rank: int, ranks: Ranks) -> str:

@@ -78,10 +78,6 @@ class Feedback:
         """A copy of ``value``, on the host."""
         return _copy(self.value)
 
-    def load(self) -> F32:
-        """A copy in the next step's units."""
-        return self.copy() * np.float32(self.rescale)
-
     def restore(self, values: F32, rescale: float) -> None:
         """Go on from what another job kept, before the first step."""
         if self.on is None:
@@ -92,13 +88,8 @@ class Feedback:
 
     @property
     def before_last(self) -> tuple[F32, float]:
-        """A copy of what ``take_back`` would leave, and its rescale."""
-        return (_copy(self.new), self._old_rescale) if self._can_take_back else (self.copy(), self.rescale)
-
-    def without_last(self) -> F32:
-        """A copy of what ``take_back`` would leave, in the next step's units."""
-        values, rescale = self.before_last
-        return values * np.float32(rescale)
+        """A copy of what ``take_back`` would leave, and its rescale. The last step was committed."""
+        return _copy(self.new), self._old_rescale
 
 
 def _copy(values: Any) -> F32:

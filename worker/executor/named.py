@@ -1,7 +1,7 @@
 """Carries out the steps of named tensors and broadcasts over groups: one thread, on one set of groups for all of them.
 
 Scripts submit them in any order, and hundreds of names may come; so none has threads and connections of its own, as a model's layout has, and steps begin in
-an order that is the same on all ranks (``psgc.program.voting``). What a step does to numbers is the PartWork's.
+an order that is the same on all ranks (``psgc.program.voting``). What a step does to numbers is the GroupPart's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from psgc.program.ranks import Ranks
 from psgc.program.steps import Decode, Encode, Transfer
 from psgc.program.voting import Voting
 from psgc.worker.executor.bucket import GroupBucket
-from psgc.worker.executor.part import Control
+from psgc.worker.executor.control import Control
 from psgc.worker.submission import Submission
 
 logger = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ class NamedExecutor:
     @property
     def moved_bytes(self) -> int:
         """What this rank has sent and received."""
-        return sum(part.moved_bytes for work in self.works() for part in work.parts)
+        return sum(work.moved_bytes for work in self.works())
 
     def close(self) -> None:
         """End the thread, unless it is in a collective."""
@@ -159,22 +159,19 @@ class NamedExecutor:
         if line.work is None:
             line.work = GroupBucket(line.layout, line.bucket, self._ranks, self._rank)
         work = line.work
-        tensor = work.begin(submission.buffer, submission.skip, submission.previous_skipped, submission.rescale, self._raises)
+        tensor = work.begin(submission, self._raises)
         if tensor is not None:
             raise PsgcError(f"{tensor!r} holds NaN or infinity, and PSGC_NONFINITE=raise")
         if self._groups is None:
             self._groups = self._groups_of(GROUPS)
         for part in work.parts:
             for step in part.program.steps:
-                if isinstance(step, Encode):
-                    part.encode(step)
-                elif isinstance(step, Decode):
-                    part.decode(step)
+                if isinstance(step, Encode | Decode):
+                    part.compute(step, _raise)
                 elif isinstance(step, Transfer):
-                    for number, collective in enumerate(step.collectives):
-                        part.transfer(collective, self._groups, step.action, number)
+                    part.transfer(step, self._groups, self._ranks.everybody)
         for number, (part, control) in enumerate(zip(work.parts, self._controls(work, self._groups, contributed), strict=True)):
-            part.agreed(control)
+            part.agreement.agreed(control)
             work.end(number)
         work.store()
         submission.ticket.finish()
@@ -184,7 +181,7 @@ class NamedExecutor:
         all of it."""
         if contributed is not None and not any(part.program.encodes for part in work.parts):
             return [Control(contributed, False, False) for _ in work.parts]
-        words = np.concatenate([part.control.word() for part in work.parts])  # of all parts at once
+        words = np.concatenate([part.agreement.control.word() for part in work.parts])  # of all parts at once
         groups.group(self._ranks.everybody).maximum(words)
         return [Control.of(word) for word in np.split(words, len(work.parts))]
 
@@ -194,3 +191,8 @@ class NamedExecutor:
         logger.debug("named", exc_info=error)
         kind = "" if isinstance(error, PsgcError) else f"{type(error).__name__}: "
         self._fail(f"rank {self._rank}: {what}: {kind}{error}")
+
+
+def _raise(fault: PsgcError | None) -> None:
+    if fault is not None:
+        raise fault

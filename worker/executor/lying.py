@@ -1,0 +1,57 @@
+"""Where the floats of a bucket over groups lie in a step: on the host, or on a device that programs work on, or that groups exchange them from.
+
+Owns the choice only. Invariant: it depends on the buffer and on what all ranks agreed on in the last step, and on nothing else that changes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from psgc.codecs import Scheme
+from psgc.codecs.none import NoneCodec
+from psgc.errors import ConfigError, UsageError
+from psgc.layout import Bucket
+from psgc.worker.device import DeviceBucket
+from psgc.worker.session import BucketBuffer, DeviceBuffer
+
+
+class Lying(NamedTuple):
+    """device: which the floats stay on, None: the host; dtype: theirs on the host; exchanged: the device that groups may exchange them from."""
+
+    device: DeviceBucket | None
+    dtype: Any
+    exchanged: DeviceBucket | None
+
+
+class Whereabouts:
+    """collectives: PSGC_COLLECTIVES of a bucket that groups may exchange from GPU to GPU, else "host"; name: of the bucket's first tensor."""
+
+    def __init__(self, bucket: Bucket, scheme: Scheme, collectives: str, name: str) -> None:
+        self._scheme, self._collectives, self._name = scheme, collectives, name
+        self._on_gpu = any(action.endswith("@gpu") for action in bucket.option)
+        encodes = any("@" in action for action in bucket.option)
+        # Without a codec the gradient can lie on a GPU all through the program, as it is.
+        self._moves_floats = collectives != "host" and not encodes and bucket.dtype in ("float32", "bfloat16", "float16")
+        self._dtype = NoneCodec(bucket.dtype).array_dtype if self._moves_floats else np.float32
+
+    def find(self, buffer: BucketBuffer, on_gpus: bool) -> Lying:
+        """on_gpus: every rank's gradient lay on a GPU in the last step. Raises ConfigError or UsageError where it must lie on a GPU, and does not."""
+        if not isinstance(buffer, DeviceBuffer):  # it holds an array, which lies on the host alone
+            return self._host(None)
+        if self._on_gpu:
+            device = buffer.on_device(self._scheme, wanted=True)
+            if device is None:
+                raise UsageError(f"the plan has the bucket of {self._name!r} encoded on a GPU, but it lies on the CPU")
+            return Lying(device, self._dtype, device if self._collectives != "host" else None)
+        lies = buffer.lying() if self._moves_floats else None
+        return Lying(lies, self._dtype, lies) if lies is not None and on_gpus else self._host(lies)
+
+    def _host(self, lies: DeviceBucket | None) -> Lying:
+        if self._moves_floats and self._collectives == "nccl" and lies is None:
+            raise ConfigError(
+                f"PSGC_COLLECTIVES=nccl, but the gradients in the bucket of {self._name!r} do not lie on one GPU; move them there, "
+                "or set PSGC_COLLECTIVES=auto or host"
+            )
+        return Lying(None, self._dtype, lies)
