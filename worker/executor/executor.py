@@ -42,8 +42,9 @@ GroupsOf = Callable[[str], Groups]  # by a name that is unique among the groups 
 class _Bucket:
     """A bucket, the submissions that wait for its step under way, and its parts, each of which is a chain."""
 
-    def __init__(self, work: Work, first: int) -> None:
-        self.work, self.chains = work, range(first, first + len(work.parts))
+    def __init__(self, work: Work, kept: GroupBucket | BucketWork, first: int) -> None:
+        """kept: what has the bucket's state between steps; first: the first part's chain."""
+        self.work, self.kept, self.chains = work, kept, range(first, first + len(work.parts))
         self.priority = work.bucket.priority
         self.waiting: deque[Submission] = deque()
         self.current: Submission | None = None
@@ -92,9 +93,8 @@ class _LayoutRun:
     def __init__(self, layout: Layout, ranks: Ranks, rank: int, servers: Servers | None, collectives: str) -> None:
         self.layout = layout
         self.lanes: dict[Lane, _Lane] = {}
-        self.buckets: list[_Bucket] = []
+        self.buckets: dict[int, _Bucket] = {}  # by index
         self.owner: list[tuple[_Bucket, int]] = []  # by chain, its bucket and its part's number there
-        self.kept: list[GroupBucket | BucketWork] = []  # what buckets keep between steps
         over_groups = [bucket for bucket in layout.buckets if bucket.over_groups and in_layout(layout, bucket)]
         for bucket in over_groups:  # the layout's order numbers their chains from 0
             over = GroupBucket(layout, bucket, ranks, rank, servers, collectives)
@@ -104,12 +104,12 @@ class _LayoutRun:
             served = ServedBucket(layout, bucket, servers, rank)
             self._add(served, served.numbers)
         self.unanswered = [0] * len(self.owner)  # pieces of the chain's contribution to servers that have no result yet
-        self.runner = Runner([part.program for bucket in self.buckets for part in bucket.work.parts], layout.order if over_groups else ())
+        self.runner = Runner(
+            [part.program for one in self.buckets.values() for part in one.work.parts], layout.order if over_groups else ()
+        )
 
     def _add(self, work: Work, kept: GroupBucket | BucketWork) -> None:
-        one = _Bucket(work, len(self.owner))
-        self.buckets.append(one)
-        self.kept.append(kept)
+        one = self.buckets[work.bucket.index] = _Bucket(work, kept, len(self.owner))
         self.owner += [(one, number) for number in range(len(work.parts))]
 
     def part(self, chain: int) -> PartWork:
@@ -129,7 +129,7 @@ def in_layout(layout: Layout, bucket: Bucket) -> bool:
 
 def _counted(runs: Iterable[_LayoutRun], before: tuple[int, int]) -> tuple[int, int]:
     """Bytes that buckets over groups have moved, and bytes of their gradients. before: to which these are added."""
-    works = [one.work for run in runs for one in run.buckets]
+    works = [one.work for run in runs for one in run.buckets.values()]
     return before[0] + sum(work.moved_bytes for work in works), before[1] + sum(work.plain_bytes for work in works)
 
 
@@ -146,7 +146,6 @@ class Executor:
         self._servers, self._collectives = servers, collectives
         self._lock = threading.Lock()
         self._layouts: dict[int, _LayoutRun] = {}
-        self._by_bucket: dict[tuple[int, int], tuple[_LayoutRun, _Bucket]] = {}
         self._pool = Pool("psgc-codec", threads, self._broken)
         self._retired = (0, 0)  # of layouts that were given up: bytes moved, and bytes of the gradients
 
@@ -159,7 +158,6 @@ class Executor:
                 return
             run = _LayoutRun(layout, self._ranks, self._rank, self._servers, self._collectives)
             run.lanes = {lane: _Lane(lane, self._groups_of(f"{layout.name}/{lane}"), self._transfer) for lane in run.runner.lanes}
-            self._by_bucket |= {(layout.id, one.work.bucket.index): (run, one) for one in run.buckets}
             self._layouts[layout.id] = run
 
     def retire(self, layout: Layout) -> None:
@@ -169,15 +167,14 @@ class Executor:
             if run is None:
                 return
             self._layouts = {id_: one for id_, one in self._layouts.items() if id_ != layout.id}
-            for one in run.buckets:
-                del self._by_bucket[layout.id, one.work.bucket.index]
             self._retired = _counted([run], self._retired)
         for lane in run.lanes.values():
             lane.end()
 
     def submit(self, layout: Layout, bucket: int, submission: Submission) -> None:
         """Enqueue the bucket's next step."""
-        run, one = self._by_bucket[layout.id, bucket]
+        run = self._layouts[layout.id]
+        one = run.buckets[bucket]
         with self._lock:
             one.waiting.append(submission)
             idle = one.current is None
@@ -188,7 +185,8 @@ class Executor:
 
     def works(self, layout: Layout | None = None) -> list[GroupBucket | BucketWork]:
         """What buckets keep, of one layout or of all. It is only to be touched while none of their steps is under way."""
-        return [kept for run in list(self._layouts.values()) if layout is None or run.layout.id == layout.id for kept in run.kept]
+        runs = [run for run in list(self._layouts.values()) if layout is None or run.layout.id == layout.id]
+        return [one.kept for run in runs for one in run.buckets.values()]
 
     def late(self, now: float, first_s: float) -> list[str]:
         """What to say of transfers for which this rank has waited long. first_s: until the first message."""
