@@ -31,7 +31,7 @@ from psgc.worker.submission import Submission
 
 
 class GroupBucket:
-    """See the module's text."""
+    """A Work. See the module's text."""
 
     small = False
     takes_gradient = True

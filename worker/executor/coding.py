@@ -24,7 +24,7 @@ from psgc.worker.executor.transfers import Transfers
 
 
 class Coding:
-    """See the module's text."""
+    """See the module's text. transfers: to ask whether they take payloads on the device."""
 
     def __init__(
         self, program: Program, numbers: Numbers, slots: Slots, agreement: Agreement, transfers: Transfers, pieces: ServedPieces
@@ -47,7 +47,7 @@ class Coding:
             self._encode(step)
         elif device is not None:
             for piece, payloads in self._numbers.payloads.items():
-                device.fold(self._slots.encoder(step.slot), *self._numbers.there(piece), payloads)
+                device.fold(self._slots.encoder(step.slot), *self._numbers.in_bucket(piece), payloads)
             self._numbers.decoded(on_device=True)
         else:
             self._decode(step)
@@ -101,7 +101,7 @@ class Coding:
     def _encode_there(self, step: Encode, device: DeviceBucket) -> None:
         made = []
         for piece, leader in zip(step.pieces, step.leaders, strict=True):
-            (lo, hi), (old, new, rescale, stream) = self._numbers.there(piece), self._slots.inputs(step, piece, leader)
+            (lo, hi), (old, new, rescale, stream) = self._numbers.in_bucket(piece), self._slots.inputs(step, piece, leader)
             made.append(device.finish_there(self._slots.encoder(step.slot), lo, hi, old, new, rescale, stream, step.slot))
             self._keep(step, piece, made[-1], False)
         device.tell(made, self._agreement.awaited())
@@ -121,7 +121,7 @@ class Coding:
             then(faults[0] if faults else None)
 
         for piece, leader, out in self._outputs(step):
-            (lo, hi), (old, new, rescale, stream) = self._numbers.there(piece), self._slots.inputs(step, piece, leader)
+            (lo, hi), (old, new, rescale, stream) = self._numbers.in_bucket(piece), self._slots.inputs(step, piece, leader)
             done = partial(encoded, piece, out)
             device.finish(self._slots.encoder(step.slot), lo, hi, old, new, rescale, stream, out, done)
 

@@ -50,34 +50,34 @@ class Numbers:
 
     # floats
 
-    def there(self, piece: Range) -> Range:
-        """A piece's elements in the bucket."""
+    def in_bucket(self, piece: Range) -> Range:
+        """A piece's elements as the bucket numbers them, and its device."""
         return self.first + piece[0], self.first + piece[1]
 
     def to_host(self) -> None:
         """The floats are needed on the host."""
         if self.device is not None and self._there:
-            self.device.to_host(*self.there((0, self.numel)), self.array)
+            self.device.to_host(*self.in_bucket((0, self.numel)), self.array)
             self._there = False
 
     def to_device(self) -> None:
         """The floats are needed on the device, if they have one."""
         if self.device is not None and not self._there:
-            self.device.from_host(*self.there((0, self.numel)), self.array)
+            self.device.from_host(*self.in_bucket((0, self.numel)), self.array)
             self._there = True
 
     def load(self, piece: Range) -> NDArray[Any]:
         """A piece's floats on the host, to read."""
         lo, hi = piece
         if self.device is not None and self._there:
-            self.device.to_host(*self.there(piece), self.array[lo:hi])
+            self.device.to_host(*self.in_bucket(piece), self.array[lo:hi])
         return self.array[lo:hi]
 
     def stored(self, piece: Range) -> None:
         """A piece's floats have been written to the array."""
         lo, hi = piece
         if self.device is not None and self._there:
-            self.device.from_host(*self.there(piece), self.array[lo:hi])
+            self.device.from_host(*self.in_bucket(piece), self.array[lo:hi])
 
     def decoded(self, on_device: bool) -> None:
         """All payloads have been decoded, on the host or on the device."""
@@ -87,12 +87,12 @@ class Numbers:
         """Set a piece's floats, wherever they are."""
         self.array[piece[0] : piece[1]].fill(value)
         if self.device is not None:
-            self.device.fill(*self.there(piece), value)
+            self.device.fill(*self.in_bucket(piece), value)
 
     def divide(self, divisor: int) -> None:
         """In place, as servers divide: in the accumulator, 16-bit floats in float32, integers by floor."""
         if self.device is not None and self._there:
-            self.device.divide(*self.there((0, self.numel)), divisor)
+            self.device.divide(*self.in_bucket((0, self.numel)), divisor)
             return
         if self.array.dtype == np.float32:
             self.array /= np.float32(divisor)
@@ -104,6 +104,7 @@ class Numbers:
             codec.finish(acc, numel, lo, hi, divisor, None, None, 1.0, Stream(0, 0, 0, 0), payload)  # which draws no random numbers
 
     def is_nan(self, element: int) -> bool:
+        """Whether an element is NaN, wherever the floats are."""
         return bool(np.isnan(self.load((element, element + 1))[0]))
 
     # payloads

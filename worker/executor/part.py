@@ -30,7 +30,7 @@ from psgc.worker.executor.work import Span
 
 
 class GroupPart:
-    """key: the part's; stream: of the part, for this rank. divisor: what the sum is divided by. again: of ``same_pieces``. keys, places: as in
+    """A PartWork. key: the part's; stream: of the part, for this rank. divisor: what the sum is divided by. again: of ``same_pieces``. keys, places: as in
     ``ServedPieces``."""
 
     def __init__(

@@ -33,6 +33,7 @@ class ServedPieces:
         self._dropped, self._rescale = 0, 1.0  # of the step under way
 
     def begin(self, dropped: int, rescale: float) -> None:
+        """A step starts. Both are told to the servers (``Contribution``)."""
         self._poisoned.clear()
         self._dropped, self._rescale = dropped, rescale
 

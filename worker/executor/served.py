@@ -26,7 +26,7 @@ SMALL_NUMEL: Final = 16384  # a kernel takes about as long for so many elements 
 
 
 class ServedPart:
-    """A slice of a bucket. rounds: its parts, one a round."""
+    """A PartWork: a slice of a bucket. rounds: its parts, one a round."""
 
     def __init__(self, work: BucketWork, rounds: Sequence[Part], rank: int) -> None:
         self._work, self._rounds = work, rounds
@@ -101,7 +101,7 @@ def served_parts(work: BucketWork, rank: int) -> list[ServedPart]:
 
 
 class ServedBucket:
-    """numbers: what its steps work on, and what it keeps between them."""
+    """A Work. numbers: what its steps work on, and what it keeps between them."""
 
     takes_gradient = False
     moved_bytes = plain_bytes = 0  # the network thread counts what servers get

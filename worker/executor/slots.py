@@ -39,6 +39,7 @@ class Slots:
             self._leads |= {(step.slot, p) for p, leader in zip(step.pieces, step.leaders, strict=True) if leader == stream.rank}
 
     def codec(self, slot: int) -> Codec:
+        """The codec of a slot's payloads, also of those that servers answer."""
         return self.pair.push if self.encoder(slot) == 0 else self.pair.pull
 
     def encoder(self, slot: int) -> int:
@@ -48,7 +49,7 @@ class Slots:
     # a step of the layout
 
     def begin(self, step: int, dropped: int, rescale: float) -> None:
-        """dropped: the last step counts as not applied."""
+        """A step of the layout starts. dropped: the last one counts as not applied."""
         self._stream = replace(self._stream, step=step)
         for (slot, piece), feedback in self._feedback.items():
             if dropped and slot:

@@ -62,7 +62,7 @@ class Transfers:
         self.moved_bytes += _moved(raw, raw.members.index(self._rank), numbers.array[lo:hi].nbytes)
         if on_gpus is not None and numbers.device is not None:
             numbers.to_device()
-            on_gpus.raw(numbers.device, *numbers.there(raw.region), raw.op, cuts, raw.root, divisor)
+            on_gpus.raw(numbers.device, *numbers.in_bucket(raw.region), raw.op, cuts, raw.root, divisor)
             return
         numbers.to_host()
         array, dtype = numbers.array[lo:hi], numbers.dtype
