@@ -64,7 +64,9 @@ def test_candidates_are_tried_in_turn_and_the_quickest_is_kept() -> None:
     steering = Steering()
     assert steer(steering, 100.0, ["none", "onebit", "int8", "bf16"]) == "switch"
     assert [(steer(steering, ms), steering.kept) for ms in (90.0, 30.0, 80.0)] == [("switch", 2), ("switch", 3), ("switch", 2)]
-    assert [(steer(steering, ms), steering.kept) for ms in (30.0, 100.0)] == [("switch", 0), ("switch", 2)], "the first before it leaves once more"
+    assert [(steer(steering, ms), steering.kept) for ms in (30.0, 100.0)] == [("switch", 0), ("switch", 2)], (
+        "the first before it leaves once more"
+    )
     assert steering.over
     assert steering.reference_ms == 30.0
     assert [steer(steering, ms) for ms in (31.0, 29.0, 36.0, 30.0)] == ["go on"] * 4

@@ -148,7 +148,9 @@ def test_lbfgs_in_double_precision_takes_the_steps_that_it_takes_without_psgc(li
         torch.manual_seed(1)
         model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)).double()
         x, y = torch.randn(32, 6, dtype=torch.float64), torch.randn(32, 1, dtype=torch.float64)
-        optimizer: torch.optim.Optimizer = torch.optim.LBFGS(model.parameters(), max_iter=20, tolerance_grad=1e-12, line_search_fn=line_search)
+        optimizer: torch.optim.Optimizer = torch.optim.LBFGS(
+            model.parameters(), max_iter=20, tolerance_grad=1e-12, line_search_fn=line_search
+        )
         if distributed:
             optimizer = psgc.DistributedOptimizer(optimizer, model.named_parameters())
         evaluations = 0
