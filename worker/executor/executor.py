@@ -13,8 +13,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -227,15 +226,14 @@ class Executor:
         if one.current is not None and one.current.priority is not None:
             one.priority = one.current.priority
         if one.work.takes_gradient:
-            self._pool.submit(one.priority, self._load, run, one)
+            self._pool.submit(one.priority, self._guarded, one, self._load, run, one)
         else:
             self._load(run, one)
 
     def _load(self, run: _LayoutRun, one: _Bucket) -> None:
         if self._failed() or one.current is None:
             return
-        with _named(one):
-            tensor = one.work.begin(one.current, self._raises)
+        tensor = one.work.begin(one.current, self._raises)
         if tensor is not None:
             self._broken(PsgcError(f"gradient of {tensor!r} holds NaN or infinity in its step {one.work.step}, and PSGC_NONFINITE=raise"))
             return
@@ -247,12 +245,11 @@ class Executor:
     def _compute(self, run: _LayoutRun, start: Start) -> None:
         if self._failed():
             return
-        with _named(run.owner[start.chain][0]):
-            if isinstance(start.step, Serve):
-                self._contribute(run, start, start.step)
-            elif isinstance(start.step, Encode | Decode):
-                began_ns = 0 if self._trace is None else time.monotonic_ns()
-                run.part(start.chain).compute(start.step, partial(self._computed, run, start, began_ns))
+        if isinstance(start.step, Serve):
+            self._contribute(run, start, start.step)
+        elif isinstance(start.step, Encode | Decode):
+            began_ns = 0 if self._trace is None else time.monotonic_ns()
+            run.part(start.chain).compute(start.step, partial(self._computed, run, start, began_ns))
 
     def _computed(self, run: _LayoutRun, start: Start, began_ns: int, fault: PsgcError | None) -> None:
         if fault is not None:
@@ -296,14 +293,12 @@ class Executor:
 
     def _end_part(self, run: _LayoutRun, chain: int) -> None:
         one, number = run.owner[chain]
-        with _named(one):
-            one.work.end(number)
+        one.work.end(number)
         with self._lock:
             one.left -= 1
             if one.left:
                 return
-        with _named(one):
-            one.work.store()
+        one.work.store()
         with self._lock:
             submission, one.current = one.current, one.waiting.popleft() if one.waiting else None
             more = one.current is not None
@@ -333,7 +328,7 @@ class Executor:
         if through and isinstance(start.step, Serve):
             self._end_part(run, start.chain)
         elif through:
-            self._pool.submit(_DECODE_PRIORITY, self._end_part, run, start.chain)
+            self._pool.submit(_DECODE_PRIORITY, self._guarded, run.owner[start.chain][0], self._end_part, run, start.chain)
 
     def _start(self, run: _LayoutRun, starts: list[Start]) -> None:
         for start in starts:
@@ -347,11 +342,17 @@ class Executor:
 
     def _run(self, one: _Bucket, priority: int, job: Callable[..., None], *args: Any) -> None:
         """In a pool thread, or in this one where switching threads would cost more than the job."""
-        if not one.work.small:
-            self._pool.submit(priority, job, *args)
-            return
+        if one.work.small:
+            self._guarded(one, job, *args)
+        else:
+            self._pool.submit(priority, self._guarded, one, job, *args)
+
+    def _guarded(self, one: _Bucket, job: Callable[..., None], *args: Any) -> None:
+        """Run a job about the bucket. A device's error is told with the tensor that it was about."""
         try:
             job(*args)
+        except DeviceError as error:
+            self._broken(one.work.named(error))
         except Exception as error:
             self._broken(error)
 
@@ -364,18 +365,6 @@ class Executor:
             where = f"{run.what(start)}: "
         kind = "" if isinstance(error, PsgcError) else f"{type(error).__name__}: "
         self._fail(f"rank {self._rank}: {where}{kind}{error}")
-
-
-@contextmanager
-def _named(one: _Bucket) -> Iterator[None]:
-    """A device's error is raised with the tensor that it was about."""
-    try:
-        yield
-    except DeviceError as error:
-        named = one.work.named(error)
-        if named is error:
-            raise
-        raise named from error
 
 
 def _others(start: Start, rank: int, ranks: Ranks) -> str:
