@@ -104,13 +104,15 @@ def test_nothing_is_left_after_an_error() -> None:
     sleepers = []
 
     def fail(bed: Any) -> None:
-        sleepers.append(bed.run(1, ["sleep", "1000"]))
+        sleepers.append(bed.run(1, ["sh", "-c", "echo begun; exec sleep 1000"], stdout=subprocess.PIPE, text=True))
+        assert sleepers[0].stdout.readline() == "begun\n"
         assert left()
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError), testbed.Testbed(2) as bed:
         fail(bed)
     assert sleepers[0].returncode == -signal.SIGKILL
+    sleepers[0].stdout.close()
     assert not left()
 
 

@@ -132,7 +132,7 @@ def accumulation(loop: Loop) -> None:
     """Micro-batches: of backward_passes_per_step, in no_sync(), each of them sent; and their number changes."""
     model = net()
     optimizer = loop.wrap(torch.optim.AdamW(model.parameters(), lr=3e-3), model, backward_passes_per_step=2)
-    for step in range(70):
+    for step in range(80):
         optimizer.zero_grad()
         if step == 25:
             optimizer.set_backward_passes_per_step(1)

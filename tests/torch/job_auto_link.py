@@ -42,6 +42,7 @@ def main() -> None:
     while not auto._steering.over:
         by_slow.append(step(SLOW))
     chosen = auto.steps
+    by_slow.append(step(SLOW))  # by what is kept
     while len(by_fast) < MOST and not (auto._steering.over and "none" in auto._names[1:]):
         by_fast.append(step(FAST))
     by_fast.append(step(FAST))  # by what is kept

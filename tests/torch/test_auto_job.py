@@ -14,9 +14,9 @@ from psgc.plan.planfile.reading import load_plan
 JOB = str(Path(__file__).parent / "job_auto.py")
 # By case, in order.
 CHOICES = {
-    "optimizer-slower": "none int4 int8 int4",
+    "optimizer-slower": "none int4 int8 int4 none int4",
     "optimizer-quick": "none",
-    "ddp-slower": "none int4 int8 int4",
+    "ddp-slower": "none int4 int8 int4 none int4",
     "ddp-quick": "none",
 }
 
@@ -68,7 +68,7 @@ def test_with_servers_nodes_of_several_ranks_may_sum_within_themselves_first(mak
     used = tmp_path / "used.json"
     env = {"PSGC_PLAN": "auto", "PSGC_NODE_SIZES": "2,2", "PSGC_LAYOUT_OUT": str(used), "PSGC_LOG_LEVEL": "info"}
     ((_, choices, _),), _ = run(make_job(nodes=2, servers=1, env=env), (2, 2), 1, "optimizer")
-    assert choices == "none plan"
+    assert choices == "none plan none plan"
     options = {bucket.option for bucket in load_plan(str(used)).buckets}
     assert any(action.startswith("intra.") for option in options for action in option), options
 
@@ -83,4 +83,4 @@ def test_a_job_on_a_slow_link_compresses_and_does_without_when_the_link_has_beco
     said = [re.findall(r"^slow: (.*) after (\d+); fast: (.*); weights (\w+)$", worker.text, re.MULTILINE) for worker in workers]
     assert said[0] == said[1], "every rank makes the same choices, and has the same weights"
     ((slow, _, fast, _),) = said[0]
-    assert (slow, fast) == ("none plan", "plan none plan none"), workers[0].text
+    assert (slow, fast) == ("none plan none plan", "plan none plan none"), workers[0].text
