@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 import psgc.torch as psgc
-from psgc.torch.ddp.exchange import DdpExchange
+from psgc.torch.ddp.gradients import DdpGradients
 from tests.torch.auto_table import TIMES, choice_of, used
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "examples"))
@@ -27,14 +27,14 @@ table = used()
 seen: list[str] = []
 
 
-def timed_begin(self: DdpExchange) -> None:
+def timed_begin(self: DdpGradients) -> None:
     begin(self)
-    table.passes(TIMES[choice_of(self)])
-    seen.append(choice_of(self))
+    table.passes(TIMES[choice_of(self.exchange)])
+    seen.append(choice_of(self.exchange))
 
 
-begin = DdpExchange._begin
-DdpExchange._begin = timed_begin  # type: ignore[method-assign]
+begin = DdpGradients._begin
+DdpGradients._begin = timed_begin  # type: ignore[method-assign]
 
 
 def main() -> None:

@@ -233,7 +233,10 @@ def conserved() -> dict[str, Any]:
             model(x).square().mean().backward()
             for name, p in zip(names, model.parameters(), strict=True):
                 totals[name] += p.grad
-    kept = {name: torch.from_numpy(memory.residual) for name, memory in hook._exchanges[0].residuals.collect(dropped=False).tensors.items()}
+    kept = {
+        name: torch.from_numpy(memory.residual)
+        for name, memory in hook._models[0].exchange.residuals.collect(dropped=False).tensors.items()
+    }
     worst = largest = 0.0
     for name in names:
         residual = kept[name].reshape(given[name].shape)

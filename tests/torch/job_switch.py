@@ -50,7 +50,7 @@ def conserve(switches: list[str]) -> None:
                 computed.add_(gradient(psgc.rank(), step, name))
             step += 1
         exchange = optimizer._psgc_exchange
-        kept = exchange.residuals.collect(exchange.outcome == "put back")
+        kept = exchange.residuals.collect(exchange.last.was_put_back)
         if dropped:  # after the last comparison, one more step, which is put back before the next switch: it goes into the residual
             dropped = False
             sum((weights[name] * gradient(psgc.rank(), step, name)).sum() for name in NUMEL).backward()
@@ -58,7 +58,7 @@ def conserve(switches: list[str]) -> None:
             for name, computed in mine.items():
                 computed.add_(gradient(psgc.rank(), step, name))
             step += 1
-            kept = exchange.residuals.collect(exchange.outcome == "put back")
+            kept = exchange.residuals.collect(exchange.last.was_put_back)
         held = 0.0
         for name, numel in NUMEL.items():
             own, server = kept.tensors.get(name), kept.servers.get(name)

@@ -305,7 +305,7 @@ def test_the_argument_goes_before_the_setting(ranks: Any) -> None:
         for given in (None, False, True):
             model = linear()
             optimizer: Any = psgc.DistributedOptimizer(torch.optim.SGD(model.parameters()), late_synchronization=given)
-            late.append(optimizer._psgc_exchange.late)
+            late.append(optimizer._psgc_gradients.backwards.late)
         return late
 
     assert ranks.run(1, train) == [[False, False, True]]

@@ -20,7 +20,7 @@ from psgc.plan.model.plan import Plan, PlannedBucket
 from psgc.torch.ddp import hook as ddp
 from psgc.torch.ddp import wrappers
 from psgc.torch.ddp.completions import Completer, Completion
-from psgc.torch.ddp.exchange import Arrival, DdpExchange
+from psgc.torch.ddp.gradients import Arrival, DdpGradients
 from psgc.torch.plans.choice import Choice
 from psgc.torch.session import api
 from psgc.torch.state.residuals import Residuals
@@ -37,7 +37,7 @@ class Model:
         self.session: Any = api.current_session()
         self.parameters = {name: nn.Parameter(torch.zeros(shape)) for name, shape in SHAPES.items()}
         names = {parameter: name for name, parameter in self.parameters.items()}
-        self.exchange = DdpExchange(self.session, 0, Choice(), names, Completer(self.session))
+        self.gradients = DdpGradients(self.session, 0, Choice(), names, Completer(self.session))
 
     def step(self, grads: Grads, buckets: Sequence[str], unused: str = "") -> Grads:
         """One backward. buckets: names of the tensors in each, as DDP has them now. Returns what DDP would give to p.grad."""
@@ -45,14 +45,14 @@ class Model:
         for number, names in enumerate(buckets):
             members = names.split()
             for name in members:
-                self.exchange.coming(self.parameters[name])
+                self.gradients.coming(self.parameters[name])
             flat = torch.cat([grads[name].reshape(-1) for name in members])
             views = [piece.view(SHAPES[name]) for piece, name in zip(flat.split([grads[n].numel() for n in members]), members, strict=True)]
             for name in members:
                 self.parameters[name].grad = None if name in unused.split() else grads[name]
             completion = Completion(flat)
             parameters = [self.parameters[name] for name in members]
-            self.exchange.take(Arrival(parameters, views, completion, number + 1 == len(buckets)))
+            self.gradients.take(Arrival(parameters, views, completion, number + 1 == len(buckets)))
             futures.append((members, views, completion.future))
         result = {}
         for members, views, future in futures:
@@ -89,13 +89,13 @@ def test_buckets_leave_as_soon_as_they_are_complete_once_there_is_a_layout(ranks
     def work(rank: int) -> None:
         model = Model()
         model.step(grads_of(rank, 0), FIRST)
-        taken, left = model.exchange.take, []
+        taken, left = model.gradients.take, []
 
         def take(arrival: Arrival) -> None:
             taken(arrival)
             left.append(len(model.session.submissions) - 4)
 
-        model.exchange.take = take  # type: ignore[method-assign]
+        model.gradients.take = take  # type: ignore[method-assign]
         model.step(grads_of(rank, 1), ("a d", "c", "b empty"))
         seen.append(left)
 
@@ -126,12 +126,26 @@ def test_residuals_follow_the_loss_scale_and_a_dropped_step_is_told_once(ranks: 
         model, scale = Model(), [0.0]
         for step, scale[0] in enumerate((8.0, 8.0, 16.0, 4.0, 4.0)):
             model.step(grads_of(rank, step), ("a b c d empty",))
-            model.exchange.scale_with(lambda: scale[0])
-            model.exchange.end_step(applied=step != 2)
+            model.gradients.scale_with(lambda: scale[0])
+            model.gradients.end_step(applied=step != 2)
 
     ranks.run(2, work, fuse_bytes=1 << 20)
     told = [(step.previous_skipped, step.rescale) for step in ranks.steps]
     assert told == [(False, 1.0), (False, 1.0), (False, 2.0), (True, 0.25), (False, 1.0)]
+
+
+def test_loaded_residuals_change_to_the_unit_of_gradients_that_no_scaler_multiplies(ranks: Any) -> None:
+    def work(rank: int) -> None:
+        model = Model()
+        model.step(grads_of(rank, 0), FIRST)
+        model.gradients.end_step(applied=True)
+        model.gradients.go_on([model.gradients.state() | {"loss_scale": 8.0}])
+        for step in (1, 2):
+            model.step(grads_of(rank, step), FIRST)
+            model.gradients.end_step(applied=True)
+
+    ranks.run(2, work, fuse_bytes=1 << 20)
+    assert [step.rescale for step in ranks.steps] == [1.0, 0.125, 1.0]
 
 
 def test_of_two_optimizers_one_that_applies_counts(ranks: Any) -> None:
@@ -140,7 +154,7 @@ def test_of_two_optimizers_one_that_applies_counts(ranks: Any) -> None:
         for step in range(3):
             model.step(grads_of(rank, step), FIRST)
             for applied in ((True, False), (False, False), (True, True))[step]:
-                model.exchange.end_step(applied)
+                model.gradients.end_step(applied)
 
     ranks.run(2, work, fuse_bytes=1 << 20)
     assert [step.previous_skipped for step in ranks.steps] == [False, False, True]
@@ -151,13 +165,13 @@ def test_a_result_that_is_put_back_is_told_once_and_one_that_is_left_is_not(rank
         model = Model()
         for step, then in enumerate(("put back", "leave", "step", "put back", "step")):
             model.step(grads_of(rank, step), FIRST)
-            assert model.exchange.waits
+            assert model.gradients.exchange.last.waits
             if then == "put back":
-                model.exchange.put_back()
+                model.gradients.put_back()
                 assert all(parameter.grad is None for parameter in model.parameters.values())
             if then == "step":
-                model.exchange.stepped()
-            assert model.exchange.waits == (then == "leave")
+                model.gradients.end_step(applied=True)
+            assert model.gradients.exchange.last.waits == (then == "leave")
 
     ranks.run(2, work, fuse_bytes=1 << 20)
     assert [step.previous_skipped for step in ranks.steps] == [False, True, False, False, True]
@@ -178,17 +192,17 @@ def test_a_state_has_what_is_still_in_p_grad_but_not_what_was_left_or_used_by_ha
         for step, then in enumerate(("added to", "step", "clear", "put back", "clear", "clear", "clear")):
             model.step(grads_of(rank, step), FIRST)
             if then == "step":
-                model.exchange.stepped()
+                model.gradients.end_step(applied=True)
             elif then == "put back":
-                model.exchange.put_back()
+                model.gradients.put_back()
             elif then == "clear":
-                model.exchange.clear()
-            model.exchange.state()
+                model.gradients.clear()
+            model.gradients.state()
         other = Model()
         for step in range(2):  # its results are never stepped on
             other.step(grads_of(rank, step), FIRST)
-            other.exchange._adds_up = False
-        other.exchange.state()
+            other.gradients.clear()
+        other.gradients.state()
 
     ranks.run(2, work)
     assert asked[0] == asked[1]
@@ -283,7 +297,7 @@ def test_a_model_that_is_wrapped_again_goes_on_with_its_residuals_and_one_with_m
         model[0].requires_grad_(len(wanted) == 2)
         wrapped = DistributedDataParallel(model)
         wrapped(torch.ones(1, 3)).sum().backward()
-        assert [exchange.name for exchange in hook._exchanges] == wanted
+        assert [gradients.exchange.name for gradients in hook._models] == wanted
 
 
 @pytest.mark.parametrize(

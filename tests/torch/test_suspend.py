@@ -73,8 +73,8 @@ def test_optimizers_go_on_among_two_then_three_then_one(ranks: Any, wrap: Any) -
 
 
 def test_what_codecs_keep_has_the_same_weight_in_a_mean_of_another_size() -> None:
-    carried = CarriedResiduals(workers=2)
-    carried.take({"w": TensorMemory(np.array([1.0, 0.0], np.float32)), "v": TensorMemory()}, {"w": np.array([0.0, 5.0], np.float32)})
+    carried = CarriedResiduals()
+    carried.take({"w": TensorMemory(np.array([1.0, 0.0], np.float32)), "v": TensorMemory()}, {"w": np.array([0.0, 5.0], np.float32)}, 2)
     assert carried
     paid = carried.pop("w", 3, rescale=2.0)
     assert paid is not None and paid.tolist() == [3.0, 30.0]  # 2 e 3 / 2, 2 f 3: divided by 3 workers 2 e / 2 and 2 f
@@ -85,8 +85,9 @@ def test_residuals_are_sent_with_the_first_gradients_after_it(ranks: Any) -> Non
     def work(rank: int) -> list[float]:
         model = linear()
         optimizer: Any = sgd(model)
-        exchange = optimizer._psgc_exchange
-        exchange._carried = CarriedResiduals(2, {"weight": np.full(6, 2.0, np.float32)}, {"bias": np.full(2, 1.0, np.float32)})
+        optimizer._psgc_gradients._carried = CarriedResiduals(
+            2, {"weight": np.full(6, 2.0, np.float32)}, {"bias": np.full(2, 1.0, np.float32)}
+        )
         optimizer.zero_grad()
         (model(torch.zeros(1, 3)).sum() * 0).backward()
         assert model.weight.grad is not None and model.bias.grad is not None

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from psgc.torch.ddp.exchange import exchanges_of
+from psgc.torch.ddp.told import exchanges_of
 from psgc.torch.gradients import loss_scale
 
 _unscale = torch.amp.GradScaler.unscale_
@@ -55,9 +55,9 @@ def step(self: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, *args: An
         overflow = any(found.item() for found in self._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values())
         for each in wrapped:
             each.end_step(applied=not overflow)
-    exchange = getattr(optimizer, "_psgc_exchange", None)
-    if exchange is not None and exchange.outcome == "delivered":
-        exchange.end_step(applied=False)  # the scaler found an overflow and did not call the optimizer
+    gradients = getattr(optimizer, "_psgc_gradients", None)
+    if gradients is not None and gradients.exchange.last.outcome == "delivered":
+        gradients.end_step(applied=False)  # the scaler found an overflow and did not call the optimizer
     return result
 
 
@@ -69,12 +69,12 @@ def _refuse(scaler: torch.amp.GradScaler, optimizer: Any) -> None:
 
 
 def _synchronize(scaler: torch.amp.GradScaler, optimizer: Any) -> None:
-    exchange = getattr(optimizer, "_psgc_exchange", None)
-    if exchange is None:
+    gradients = getattr(optimizer, "_psgc_gradients", None)
+    if gradients is None:
         return
     if getattr(optimizer, "_psgc_scaler", None) != (reference := weakref.ref(scaler)):
         optimizer._psgc_scaler = reference
-        exchange.scale_with(_reader(reference))
+        gradients.scale_with(_reader(reference))
     optimizer.synchronize()
 
 

@@ -1,7 +1,7 @@
 """``DistributedDataParallel``: BytePS's wrapper of a model whose gradients psgc averages during backward, without torch.distributed.
 
-Owns the wrapper: what it broadcasts and when, ``no_sync`` and how a step's end is known; ``gradients/exchange.py`` synchronizes the gradients. For a model that
-torch's own DistributedDataParallel wraps, ``hook`` is the file.
+Owns the wrapper: what it broadcasts and when, ``no_sync`` and how a step's end is known; ``gradients/in_backward.py`` synchronizes the gradients. For a model
+that torch's own DistributedDataParallel wraps, ``hook`` is the file.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from psgc.errors import UsageError
 from psgc.layout import TensorSpec
 from psgc.torch.ddp import amp
-from psgc.torch.ddp.exchange import add_exchange, exchanges_of
+from psgc.torch.ddp.told import add_exchange, exchanges_of, has_applied
 from psgc.torch.gradients.exchange import GradientExchange
+from psgc.torch.gradients.in_backward import BackwardGradients
 from psgc.torch.plans.choice import Given, chosen
 from psgc.torch.session import api
 from psgc.torch.tensors.broadcast import broadcast_parameters, broadcast_tensors
 from psgc.torch.tensors.buffers import dtype_name
 
 
-class ModelExchange(GradientExchange):
+class ModelGradients(BackwardGradients):
     """A wrapped model's gradients. Its optimizers are the user's own, and tell of their steps by torch's hook."""
 
     def knows(self, parameter: torch.Tensor) -> bool:
@@ -69,14 +70,13 @@ class DistributedDataParallel(torch.nn.Module):
         broadcast_parameters(module.state_dict(), 0, f"{self._prefix}.")
         amp.install()
         _watch_optimizers()
-        exchange = ModelExchange(session, self._prefix, choice, 1)
-        self._exchange = exchange
+        self._gradients = ModelGradients(GradientExchange(session, self._prefix, choice), 1)
         self._watch()
-        exchange.refresh = _watcher(self)
-        add_exchange(exchange)
+        self._gradients.refresh = _watcher(self)
+        add_exchange(self._gradients)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        if self.broadcast_buffers and self.training and torch.is_grad_enabled() and not self._exchange.held:
+        if self.broadcast_buffers and self.training and torch.is_grad_enabled() and not self._gradients.backwards.held:
             buffers = self._buffers_to_send()
             if buffers:
                 broadcast_tensors(list(buffers.items()), 0, f"{self._prefix}.buffers.")
@@ -92,22 +92,19 @@ class DistributedDataParallel(torch.nn.Module):
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Inside, backwards add to this rank's own p.grad and nothing is sent; the next backward outside sends the sum. Every rank must do the same."""
-        before, self._exchange.held = self._exchange.held, True
-        try:
+        with self._gradients.backwards.holding():
             yield
-        finally:
-            self._exchange.held = before
 
     def synchronize(self) -> None:
         """For scripts of BytePS, which call it where layers were skipped: after ``backward()`` every p.grad holds the mean already, and it does nothing."""
-        self._exchange.synchronize()
+        self._gradients.synchronize()
 
     def _watch(self) -> None:
         """Follow parameters that require a gradient only now."""
-        self._exchange.watch(
+        self._gradients.watch(
             (parameter, TensorSpec(name, tuple(parameter.shape), dtype_name(parameter, f"parameter {name!r}")))
             for name, parameter in self.module.named_parameters()
-            if not self._exchange.follows(parameter)
+            if not self._gradients.follows(parameter)
         )
 
 
@@ -130,7 +127,6 @@ def _watch_optimizers() -> None:
 
 
 def _stepped(optimizer: torch.optim.Optimizer, _arguments: Any, _keywords: Any) -> None:
-    overflow = getattr(optimizer, "found_inf", None)  # a fused optimizer under a loss scaler looks for itself whether to apply
-    for exchange in exchanges_of(optimizer):
-        if isinstance(exchange, ModelExchange):
-            exchange.end_step(applied=overflow is None or not overflow.item())
+    for gradients in exchanges_of(optimizer):
+        if isinstance(gradients, ModelGradients):
+            gradients.end_step(has_applied(optimizer))

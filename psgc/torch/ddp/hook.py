@@ -1,6 +1,6 @@
 """``ddp_hook``: models that torch's DistributedDataParallel (DDP) wraps, by the user or by a library, with psgc in place of the all-reduce.
 
-Owns the hook that DDP calls, its registration and its checks; ``exchange`` synchronizes the gradients. DDP still uses its process group for
+Owns the hook that DDP calls, its registration and its checks; ``gradients`` synchronizes them. DDP still uses its process group for
 everything but gradients: initial parameters, buffers, and which parameters were used.
 """
 
@@ -24,7 +24,8 @@ from psgc.plan.model.level import asks_auto
 from psgc.plan.model.plan import Plan
 from psgc.torch.ddp import amp, wrappers
 from psgc.torch.ddp.completions import Completer, Completion
-from psgc.torch.ddp.exchange import Arrival, DdpExchange, exchanges_of
+from psgc.torch.ddp.gradients import Arrival, DdpGradients
+from psgc.torch.ddp.told import exchanges_of, has_applied
 from psgc.torch.gradients.linearity import CodecAdvice
 from psgc.torch.plans.choice import Given, chosen, named
 from psgc.torch.session import api
@@ -75,8 +76,8 @@ class DdpHook:
         amp.install()
         wrappers.watch()
         self._completer = Completer(self._session)
-        self._exchanges: list[DdpExchange] = []
-        self._found: dict[int, DdpExchange] = {}  # by the id of a bucket's first parameter, while no other model is wrapped
+        self._models: list[DdpGradients] = []
+        self._found: dict[int, DdpGradients] = {}  # by the id of a bucket's first parameter, while no other model is wrapped
         self._made = 0
         self._loaded: list[list[Mapping[str, Any]]] = []  # states of models that have not come yet, each of one rank or of all
         self._lock = threading.Lock()  # models on two devices may run backward in two threads
@@ -101,7 +102,7 @@ class DdpHook:
             raise UsageError(
                 "residual_state_dict: all ranks' states were loaded, and no step has taken them up yet; save after the first step"
             )
-        return {"models": [*(exchange.state() for exchange in self._exchanges), *(own for (own,) in self._loaded)]}
+        return {"models": [*(gradients.state() for gradients in self._models), *(own for (own,) in self._loaded)]}
 
     def load_residual_state_dict(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Go on from ``residual_state_dict()``: this rank's own, or a list of all ranks' where the number of workers is another now. Call
@@ -118,13 +119,13 @@ class DdpHook:
                 f"load_residual_state_dict: the ranks' states are of {' and '.join(map(str, numbers))} models; are they of one job?"
             )
         self._loaded = [list(of_model) for of_model in zip(*(state["models"] for state in given), strict=True)]
-        for exchange in self._exchanges:
-            self._go_on(exchange)
+        for gradients in self._models:
+            self._go_on(gradients)
 
-    def _go_on(self, exchange: DdpExchange) -> None:
+    def _go_on(self, gradients: DdpGradients) -> None:
         """Take up what was loaded for the model that is next."""
         if self._loaded:
-            exchange.go_on(self._loaded.pop(0))
+            gradients.go_on(self._loaded.pop(0))
 
     def switch_plan(self, plan: str | os.PathLike[str] | Plan) -> None:
         """From the next step on, gradients of every model travel by this plan, its file (of which rank 0's is enough) or a codec's text; what codecs keep
@@ -133,9 +134,8 @@ class DdpHook:
         choice = named(self._session, plan, "switch_plan")
         if choice is None:
             raise UsageError("switch_plan: expected a plan, the path of a plan's file, or codec text; 'none' for no compression")
-        for exchange in self._exchanges:
-            exchange.switch(choice)
-            exchange.observer = None
+        for gradients in self._models:
+            gradients.switch(choice)
         self._choice = choice
         self._advice.clear()
         self._look_out()
@@ -146,25 +146,25 @@ class DdpHook:
 
         model: whose gradients, DistributedDataParallel or what it wraps; None: of every model whose gradients wait for a step.
         Raises UsageError if none do."""
-        waiting = [exchange for exchange in self._of(model, "put_back") if exchange.waits]
+        waiting = [gradients for gradients in self._of(model, "put_back") if gradients.exchange.last.waits]
         if not waiting:
             raise UsageError(
                 "put_back(): no averaged gradients wait for step(); call it in place of step(), after backward(), on every rank"
             )
-        for exchange in waiting:
-            exchange.put_back()
+        for gradients in waiting:
+            gradients.put_back()
 
     def discard(self, model: torch.nn.Module | None = None) -> None:
         """Do without the averaged gradients in p.grad, in place of the optimizer's step(): the same as ``zero_grad()``. What codecs have not sent of them
         stays in the residuals, and comes with later steps. model: as of ``put_back``; None: every model."""
-        for exchange in self._of(model, "discard"):
-            exchange.clear()
+        for gradients in self._of(model, "discard"):
+            gradients.clear()
 
-    def _of(self, model: torch.nn.Module | None, by: str) -> list[DdpExchange]:
-        """The exchanges of the model's parameters. Raises UsageError for a model whose gradients this hook does not average."""
+    def _of(self, model: torch.nn.Module | None, by: str) -> list[DdpGradients]:
+        """The gradients of the model's parameters. Raises UsageError for a model whose gradients this hook does not average."""
         if model is None:
-            return self._exchanges
-        found = [exchange for exchange in self._exchanges if any(map(exchange.knows, model.parameters()))]
+            return self._models
+        found = [gradients for gradients in self._models if any(map(gradients.knows, model.parameters()))]
         if not found:
             raise UsageError(
                 f"{by}(): this hook has averaged no gradients of the {type(model).__name__}; give it the hook's model, after backward()"
@@ -181,8 +181,8 @@ class DdpHook:
         """Counters: steps, and gradient_bytes that DDP has handed over, as they were in memory. ``current_session().statistics()`` has what
         travelled."""
         return {
-            "steps": sum(exchange.steps for exchange in self._exchanges),
-            "gradient_bytes": sum(exchange.gradient_bytes for exchange in self._exchanges),
+            "steps": sum(gradients.steps for gradients in self._models),
+            "gradient_bytes": sum(gradients.gradient_bytes for gradients in self._models),
         }
 
     def __call__(self, state: object, bucket: Any) -> torch.futures.Future[torch.Tensor]:
@@ -190,21 +190,23 @@ class DdpHook:
         if isinstance(bucket, tuple):
             raise UsageError("psgc's hook needs DDP's own reducer; set torch._dynamo.config.optimize_ddp to \"ddp_optimizer\"")
         buffer, parameters = bucket.buffer(), bucket.parameters()
-        exchange = self._exchange_of(parameters)
+        averaged = self._model_of(parameters)
         if buffer.layout != torch.strided:
             raise UsageError("DDP hands over a sparse gradient; psgc carries dense gradients: use sparse=False in the embedding")
         completion = Completion(buffer)
         gradients = [laid_out(gradient, p) for gradient, p in zip(bucket.gradients(), parameters, strict=True)]
-        exchange.take(Arrival(parameters, gradients, completion, bucket.is_last()))
+        averaged.take(Arrival(parameters, gradients, completion, bucket.is_last()))
         return completion.future
 
     def _advise(self, optimizer: torch.optim.Optimizer, _arguments: Any, _keywords: Any) -> None:
         """Called after any optimizer's step: the only place where the optimizers of DDP's parameters are seen."""
-        mine = [exchange for exchange in self._exchanges if exchange in exchanges_of(optimizer)]
-        for exchange in mine:
-            exchange.stepped()
+        mine = [gradients for gradients in self._models if gradients in exchanges_of(optimizer)]
         if mine:
-            self._advice.setdefault(optimizer, CodecAdvice()).look(optimizer, [layout for exchange in mine for layout in exchange.layouts])
+            applied = has_applied(optimizer)
+            for gradients in mine:
+                gradients.end_step(applied)
+            layouts = [layout for gradients in mine for layout in gradients.exchange.layouts]
+            self._advice.setdefault(optimizer, CodecAdvice()).look(optimizer, layouts)
 
     def _register(self, wrapper: DistributedDataParallel) -> None:
         _check_group(wrapper, self._session)
@@ -213,7 +215,7 @@ class DdpHook:
         wrapper.register_comm_hook(None, self)
         _served.add(wrapper)
 
-    def _exchange_of(self, parameters: Sequence[torch.Tensor]) -> DdpExchange:
+    def _model_of(self, parameters: Sequence[torch.Tensor]) -> DdpGradients:
         with self._lock:
             if self._made != wrappers.made():  # a model may have been wrapped again, with other parameters
                 self._made = wrappers.made()
@@ -223,7 +225,7 @@ class DdpHook:
                 found = self._found[id(parameters[0])] = self._find(parameters)
             return found
 
-    def _find(self, parameters: Sequence[torch.Tensor]) -> DdpExchange:
+    def _find(self, parameters: Sequence[torch.Tensor]) -> DdpGradients:
         wrapper = wrappers.wrapper_of(parameters)
         if wrapper is None:
             raise UsageError("psgc's hook was called for parameters that no DistributedDataParallel reduces; register it on the wrapper")
@@ -232,19 +234,19 @@ class DdpHook:
         if getattr(wrapper, "skip_all_reduce_unused_params", False):
             raise UsageError("psgc needs all of DDP's buckets in every step: leave skip_all_reduce_unused_params out")
         names = {p: name.replace("_orig_mod.", "") for name, p in wrappers.reduced(wrapper).items()}  # torch.compile puts it there
-        for exchange in self._exchanges:
-            if exchange.is_of(names):
-                return exchange
+        for gradients in self._models:
+            if gradients.parameters.are(names):
+                return gradients
         self._choice.check(names)
         number = next(_numbers.setdefault(self._session, itertools.count()))
-        exchange = DdpExchange(self._session, number, self._choice, names, self._completer)
+        gradients = DdpGradients(self._session, number, self._choice, names, self._completer)
         if self._choice.auto:
             from psgc.torch.gradients.auto import AutoPlan  # which loads the planner
 
-            exchange.observer = AutoPlan(exchange, parameters[0])
-        self._exchanges.append(exchange)
-        self._go_on(exchange)
-        return exchange
+            gradients.exchange.observer = AutoPlan(gradients.exchange, parameters[0])
+        self._models.append(gradients)
+        self._go_on(gradients)
+        return gradients
 
 
 def laid_out(gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:

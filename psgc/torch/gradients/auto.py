@@ -19,14 +19,14 @@ import statistics
 import weakref
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from psgc.errors import CodecError, PsgcError
-from psgc.layout import Declaration, Layout, TensorSpec, build_layout
+from psgc.layout import Declaration, TensorSpec, build_layout
 from psgc.plan.inputs.estimates import with_gpu_estimates
 from psgc.plan.inputs.observed import LEAST_ITERATIONS, Iteration, profile_of
 from psgc.plan.inputs.profile import Profile
@@ -41,6 +41,7 @@ from psgc.program.backends import Backend, Facts, backend_of
 from psgc.torch.collectives.groups import facts_of
 from psgc.torch.device.engines import engine_of
 from psgc.torch.gradients import measuring
+from psgc.torch.gradients.exchange import GradientExchange
 from psgc.torch.gradients.profiler import Recorder, hardware_of
 from psgc.torch.gradients.sampling import GradientSample
 from psgc.torch.plans.choice import Choice
@@ -54,30 +55,6 @@ WARM_UP: Final = 3  # steps at the beginning, which declare, compile and fill ca
 AWAITED: Final = "rank 0's"  # the file of a plan that auto chose, on other ranks
 MOST_WAITS: Final = 5  # windows without a step of the exchange that tries its candidates, after which another one need not wait for it
 SLOWER: Final = 1.1  # a rank that computes for longer than rank 0 by this factor is named
-
-
-class Steered(Protocol):
-    """What is switched: the gradients' exchange."""
-
-    session: Session
-    name: str
-    choice: Choice
-    observer: Any
-
-    @property
-    def specs(self) -> tuple[TensorSpec, ...]: ...
-    @property
-    def layouts(self) -> list[Layout]:
-        """By which the gradients travel now."""
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether gradients on a GPU are encoded there where no plan says where."""
-
-    def proposed(self, codec: str) -> Declaration:
-        """What would be declared of the gradients by this codec."""
-
-    def switch(self, choice: Choice) -> None: ...
 
 
 class _Table:
@@ -166,7 +143,7 @@ class AutoPlan:
 
     holds = False
 
-    def __init__(self, exchange: Steered, sample: torch.Tensor) -> None:
+    def __init__(self, exchange: GradientExchange[Any], sample: torch.Tensor) -> None:
         session = exchange.session
         self._exchange, self._level = exchange, exchange.choice.quality
         self._measuring, self._sample = measuring.in_use(), sample

@@ -6,15 +6,16 @@ buckets leave.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils.weak import TensorWeakRef
 
-from psgc.codecs import BucketContext, parse_scheme
 from psgc.errors import UsageError
 from psgc.layout import Bucket, Layout, TensorSpec
+from psgc.torch.gradients.layouts import Declared
 from psgc.torch.tensors.buffers import TensorsBuffer, staging_dtype, where_of
 from psgc.worker.session import Ticket
 
@@ -46,6 +47,16 @@ class Gradient:
     captured: torch.Tensor | None = None
     bucket: GradientBucket | None = None
     accumulator: Any = None
+
+    def count_pass(self, most: int) -> bool:
+        """A backward has added to it. most: backwards that make a step. Returns whether this was the last of them. Raises UsageError for one too many."""
+        self.passes += 1
+        if self.passes > most:
+            raise UsageError(
+                f"gradient of {self.spec.name!r} was computed {self.passes} times before step(), but backward_passes_per_step is {most}; "
+                f"call step() after each backward, or raise backward_passes_per_step"
+            )
+        return self.passes == most
 
     def look(self, grad: torch.Tensor) -> None:
         """This gradient takes part in the coming step. Raises UsageError for one that psgc cannot carry."""
@@ -134,15 +145,35 @@ class Gradient:
 
 
 @dataclass(slots=True, eq=False)
-class GradientBucket:
-    """One bucket of a declared layout. waiting: gradients that backward has yet to finish before the bucket may leave."""
+class SentBucket:
+    """One bucket of a declared layout, and its step under way. ticket: None while it has not left."""
 
     layout: Layout
     bucket: Bucket
-    gradients: tuple[Gradient, ...]
     buffer: TensorsBuffer
-    waiting: int
     ticket: Ticket | None = None
+
+    @property
+    def group(self) -> int:
+        """The parameter group of all its gradients."""
+        return self.layout.tensors[self.bucket.tensors[0]].group
+
+    def release(self) -> None:
+        """The layout is given up."""
+
+
+def buffer_of(layout: Layout, bucket: Bucket, on_gpu: bool, late: bool) -> TensorsBuffer:
+    """on_gpu: whether gradients on a GPU may be encoded there, where the layout leaves that open. late: as the buffer's."""
+    shapes = [layout.tensors[i].shape for i in bucket.tensors]
+    return TensorsBuffer(shapes, staging_dtype(bucket.codec, bucket.dtype), where_of(bucket, on_gpu), late)
+
+
+@dataclass(slots=True, eq=False)
+class GradientBucket(SentBucket):
+    """Of gradients in p.grad. waiting: gradients that backward has yet to finish before the bucket may leave."""
+
+    gradients: tuple[Gradient, ...] = ()
+    waiting: int = 0
 
     @property
     def complete(self) -> bool:
@@ -150,26 +181,20 @@ class GradientBucket:
         return not self.waiting and not any(gradient.repeats for gradient in self.gradients)
 
     @classmethod
-    def of(cls, layout: Layout, bucket: Bucket, declared: list[Gradient], on_gpu: bool = True) -> GradientBucket:
-        """declared: the gradients of the layout's tensors, in its order. on_gpu: whether gradients on a GPU may be encoded there, where the layout leaves
-        that open."""
-        gradients = tuple(declared[i] for i in bucket.tensors)
-        where = where_of(bucket, on_gpu)
-        buffer = TensorsBuffer([g.spec.shape for g in gradients], staging_dtype(bucket.codec, bucket.dtype), where, late=True)
-        made = cls(layout, bucket, gradients, buffer, len(gradients))
-        for gradient in gradients:
-            gradient.bucket = made
+    def all_of(cls, declared: Declared, gradients: Sequence[Gradient]) -> list[GradientBucket]:
+        """The buckets of a layout. gradients: those that were to be declared."""
+        layout, members, on_gpu = declared
+        made = []
+        for bucket in layout.buckets:
+            own = tuple(gradients[members[i]] for i in bucket.tensors)
+            made.append(cls(layout, bucket, buffer_of(layout, bucket, on_gpu, late=True), None, own, len(own)))
+            for gradient in own:
+                gradient.bucket = made[-1]
         return made
 
-    @property
-    def group(self) -> int:
-        """The parameter group of all its gradients."""
-        return self.gradients[0].spec.group
-
-    @property
-    def feedback(self) -> bool:
-        """Whether a worker keeps a residual for its codec."""
-        return parse_scheme(self.bucket.codec, BucketContext(self.bucket.dtype)).feedback
+    def release(self) -> None:
+        for gradient in self.gradients:
+            gradient.bucket = None
 
     @property
     def skip(self) -> bool:

@@ -26,9 +26,6 @@ class Observer(Protocol):
         """An optimizer has applied the last gradients that were delivered, if any were since it was told so before. The trainer is between two steps: plans may
         be switched."""
 
-
-class StepObserver(Observer, Protocol):
-    """An observer under DDP, whose optimizers are the user's own and may be none that tell of their steps."""
-
     def begins(self) -> None:
-        """The next step begins, and nothing of it has been sent. Plans may be switched."""
+        """Under DDP, whose optimizers are the user's own and may be none that tell of their steps: the next step begins, and nothing of it has been sent.
+        Plans may be switched."""

@@ -28,6 +28,7 @@ from psgc.errors import ConfigError, UsageError
 from psgc.layout import Declaration, TensorSpec
 from psgc.plan.inputs.observed import LEAST_ITERATIONS, Iteration, profile_of, unsteady
 from psgc.plan.inputs.profile import Profile
+from psgc.torch.gradients.buckets import GradientBucket
 from psgc.torch.gradients.exchange import GradientExchange
 from psgc.torch.tensors.tensor_exchange import TensorExchange
 from psgc.worker.session import Session
@@ -201,7 +202,7 @@ class JobObserver:
 
     holds = True
 
-    def __init__(self, exchange: GradientExchange, sample: torch.Tensor) -> None:
+    def __init__(self, exchange: GradientExchange[GradientBucket], sample: torch.Tensor) -> None:
         path = Path(exchange.session.config.profile)
         if exchange.session.rank == 0 and not os.access(path.parent, os.W_OK | os.X_OK):
             raise ConfigError(f"PSGC_PROFILE={path}: cannot write in {path.parent}; name a file in a folder that is there")
@@ -214,6 +215,9 @@ class JobObserver:
 
     def stepped(self) -> None:
         """Do nothing: iterations end when gradients are delivered."""
+
+    def begins(self) -> None:
+        """Do nothing: only DDP's steps begin so."""
 
     def delivered(self) -> None:
         self._recorder.delivered()

@@ -1,7 +1,7 @@
-"""Synchronizes an optimizer's gradients without a barrier at the end of a step: each bucket's mean is waited for when its parameters are needed next.
+"""Gradients that are averaged without a barrier at the end of a step: each bucket's mean is waited for when its parameters are needed next.
 
-Owns the buckets, their priorities (what forward needs first) and when they leave; ``exchange`` is the file of steps that end together. A bucket is filled by
-backward, leaves when its last gradient is ready, is awaited after ``step`` has taken it, and is free again once its update has been applied.
+Owns the buckets' priorities (what forward needs first) and when they leave. A bucket is filled by backward, leaves when its last gradient is ready, is awaited
+after ``take``, goes to an update of its parameters, and is free again once that has been applied.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from typing import Final
 import torch
 
 from psgc.errors import UsageError
-from psgc.layout import ITEM_BYTES, BucketSpec, Declaration, Layout, TensorSpec
+from psgc.layout import ITEM_BYTES, BucketSpec, TensorSpec
 from psgc.torch.gradients.buckets import Gradient, GradientBucket
+from psgc.torch.gradients.exchange import GradientExchange
 from psgc.torch.gradients.hooks import follow
-from psgc.torch.plans.choice import Choice, plan_for
-from psgc.torch.plans.planned import declared_buckets, of_model
 from psgc.torch.plans.rules import codec_by_rule
 from psgc.torch.session import api, speed
 from psgc.torch.session.run_report import report_of
@@ -41,31 +40,32 @@ class Awaited:
     gradients: tuple[torch.Tensor | None, ...]
 
 
-class UnbarrieredExchange:
+class UnbarrieredGradients:
     """apply: called with parameters and their means, in the thread that waits, once for each bucket and step that some rank had a gradient in.
     passes: backwards that add up to a step."""
 
     def __init__(
-        self, session: Session, name: str, choice: Choice, passes: int, specs: Mapping[torch.Tensor, TensorSpec],
+        self, exchange: GradientExchange[GradientBucket], passes: int, specs: Mapping[torch.Tensor, TensorSpec],
         apply: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], None],
     ) -> None:  # fmt: skip
-        self.session, self.name, self.choice, self.passes = session, name, choice, passes
+        self.exchange, self.passes = exchange, passes
+        exchange.specs = tuple(specs.values())
         self._apply = apply
         self._gradients = [Gradient(parameter, spec) for parameter, spec in specs.items()]
         self._index = {parameter: index for index, parameter in enumerate(specs)}
-        self._buckets: list[GradientBucket] = []
         self._awaited: dict[GradientBucket, Awaited] = {}
-        self._step = 0
+        self._steps = 0
         self._lock = threading.RLock()  # backward may run hooks in a thread for each device
         for index, gradient in enumerate(self._gradients):
             follow(self, gradient, index)
         self._carried = CarriedResiduals()  # of a session that this process has left
         api.add_member(self)
 
+    # of one session and the next
+
     @property
-    def layouts(self) -> list[Layout]:
-        """By which the gradients travel now."""
-        return list({bucket.layout.name: bucket.layout for bucket in self._buckets}.values())
+    def session(self) -> Session:
+        return self.exchange.session
 
     def check_leaving(self) -> None:
         """Raise UsageError between backward and step()."""
@@ -75,15 +75,12 @@ class UnbarrieredExchange:
     def leave(self) -> None:
         """The session ends: apply all updates, and take along what codecs keep."""
         self.wait_all()
-        self._carried.workers = self.session.size
-        for layout in self.layouts:
-            self._carried.take_layout(self.session.remembered(layout, False))
+        kept = self.exchange.kept()
+        self._carried.take(kept.tensors, kept.servers, self.session.size)
 
     def rejoin(self, session: Session) -> None:
         """Go on in another session: tensors are declared anew by its first step()."""
-        self.session, self._buckets = session, []
-        for gradient in self._gradients:
-            gradient.bucket = None
+        self.exchange.rejoin(session)
 
     # what hooks call
 
@@ -107,13 +104,7 @@ class UnbarrieredExchange:
                     f"run; call the layer instead of reading its parameter, or use DistributedOptimizer"
                 )
             gradient.look(grad)
-            gradient.passes += 1
-            if gradient.passes > self.passes:
-                raise UsageError(
-                    f"gradient of {gradient.spec.name!r} was computed {gradient.passes} times before step(), but backward_passes_per_step is "
-                    f"{self.passes}; call step() after each backward, or raise backward_passes_per_step"
-                )
-            if gradient.passes == self.passes and bucket is not None:
+            if gradient.count_pass(self.passes) and bucket is not None:
                 bucket.waiting -= 1
                 if not bucket.waiting:
                     self._submit(bucket)
@@ -125,35 +116,26 @@ class UnbarrieredExchange:
         return tuple(self._index)
 
     @property
-    def declared(self) -> bool:
-        return bool(self._buckets)
-
-    @property
     def busy(self) -> bool:
         """Whether a backward has begun a step that ``step`` has not taken."""
         return any(gradient.passes for gradient in self._gradients)
 
     def declare(self, order: Iterable[torch.Tensor]) -> None:
         """Declare all gradients, those that forward needs first with the highest priority, and wait until every rank has. order: rank 0's counts."""
-        config, specs = self.session.config, tuple(gradient.spec for gradient in self._gradients)
-        indices, used = self._agreed([self._index[parameter] for parameter in order])
-        plan = plan_for(self.session, self.choice, f"plan of {self.name}")
-        plan = None if plan is None else of_model(plan, specs, self.session)
-        buckets = declared_buckets(plan, specs, self.session) if plan is not None else self._in_order(indices, used)
-        declaration = Declaration(
-            name=self.name, kind="plan", tensors=specs, codec=self.choice.codec, mean=True, order=tuple(indices),
-            used=tuple(i for i, gradient in enumerate(self._gradients) if gradient.passes), part_bytes=config.part_bytes,
-            fuse_bytes=config.fuse_bytes, min_compress_bytes=config.min_compress_bytes, buckets=buckets, awaited_singly=True,
-        )  # fmt: skip
-        layout = self.session.declare(declaration)
-        report_of(self.session).laid_out(layout)
-        self._buckets = [
-            GradientBucket.of(layout, bucket, self._gradients, config.gpu_codecs and plan is None) for bucket in layout.buckets
-        ]
+        indices, by_root = self._agreed([self._index[parameter] for parameter in order])
+        own = [index for index, gradient in enumerate(self._gradients) if gradient.passes]
+        exchange = self.exchange
+        for layout in exchange.declare(
+            exchange.specs, self.parameters, tuple(indices), own, self._in_order(indices, by_root), awaited_singly=True
+        ):
+            exchange.buckets += GradientBucket.all_of(layout, self._gradients)
 
     def _agreed(self, order: list[int]) -> tuple[list[int], set[int]]:
         """Rank 0's order, and the gradients that it has, on every rank; this rank's own where it has other parameters, which the declaration then tells."""
-        name, used = f"order of {self.name}", [index for index, gradient in enumerate(self._gradients) if gradient.seen is not None]
+        name, used = (
+            f"order of {self.exchange.name}",
+            [index for index, gradient in enumerate(self._gradients) if gradient.seen is not None],
+        )
         if self.session.rank == 0:
             self.session.publish(name, zlib.compress(json.dumps([order, used]).encode()))
         agreed, by_root = json.loads(zlib.decompress(self.session.lookup(name)))
@@ -162,7 +144,7 @@ class UnbarrieredExchange:
     def _in_order(self, order: Sequence[int], used: set[int]) -> tuple[BucketSpec, ...]:
         """Neighbours in the order share buckets, apart by codec, dtype and parameter group. A bucket of tensors from all over the model would leave
         with the last gradient, and the first layer would wait for it. Parameters without a gradient are by themselves, so that no one gives them zeros."""
-        config, buckets, near = self.session.config, list[BucketSpec](), list[int]()
+        config, rule, buckets, near = self.session.config, self.exchange.choice.rule, list[BucketSpec](), list[int]()
         limit = room = min(config.fuse_bytes, MOST_FUSED_BYTES)
         filled = 0
 
@@ -171,7 +153,7 @@ class UnbarrieredExchange:
             for member in near:
                 kinds.setdefault(self._kind(member), []).append(member)
             for (codec, _, _), members in kinds.items():
-                small = self.choice.rule is None and sum(map(self._nbytes, members)) < config.min_compress_bytes
+                small = rule is None and sum(map(self._nbytes, members)) < config.min_compress_bytes
                 buckets.append(BucketSpec(tuple(members), "none" if small else codec, -len(buckets)))
             near.clear()
 
@@ -191,9 +173,9 @@ class UnbarrieredExchange:
         return spec.numel * ITEM_BYTES[spec.dtype]
 
     def _kind(self, index: int) -> tuple[str, str, int]:
-        gradient = self._gradients[index]
-        spec, rule = gradient.spec, self.choice.rule
-        return (self.choice.codec if rule is None else codec_by_rule(rule, spec.name, gradient.parameter)), spec.dtype, spec.group
+        gradient, choice = self._gradients[index], self.exchange.choice
+        spec, rule = gradient.spec, choice.rule
+        return (choice.codec if rule is None else codec_by_rule(rule, spec.name, gradient.parameter)), spec.dtype, spec.group
 
     def take(self) -> int:
         """The trainer steps: submit what has not left, and await all of it from now on. Returns the step's number, from 1. Raises UsageError for a
@@ -204,18 +186,19 @@ class UnbarrieredExchange:
                 self._check(gradient)
                 carried = self._carried.pop(gradient.spec.name, self.session.size, 1.0) if self._carried else None
                 if carried is not None:
-                    add_carried(gradient.parameter, carried)
-                    gradient.seen = gradient.parameter.grad
-            self._step += 1
-            for bucket in self._buckets:
+                    gradient.seen = add_carried(gradient.parameter, carried)
+            self._steps += 1
+            for bucket in self.exchange.buckets:
                 if bucket.ticket is None:
                     self._submit(bucket)
                 grads = tuple(gradient.parameter.grad for gradient in bucket.gradients)
                 self._awaited[bucket] = Awaited(bucket, grads)
             for gradient in self._gradients:
                 gradient.passes, gradient.seen, gradient.parameter.grad = 0, None, None
-        report_of(self.session).step_over(self.name)
-        return self._step
+            self.exchange.last.deliver()
+            self.exchange.last.end(applied=True)
+        report_of(self.session).step_over(self.exchange.name)
+        return self._steps
 
     def wait(self, parameters: Iterable[torch.Tensor]) -> None:
         """On return the updates of these parameters have been applied."""
@@ -235,7 +218,7 @@ class UnbarrieredExchange:
     def _finish(self, awaited: Awaited) -> None:
         bucket = awaited.bucket
         assert bucket.ticket is not None
-        report_of(self.session).wait(self.name, [bucket.ticket])
+        report_of(self.session).wait(self.exchange.name, [bucket.ticket])
         speed.look(self.session)
         del self._awaited[bucket]
         bucket.reset()
@@ -264,5 +247,6 @@ class UnbarrieredExchange:
             )
 
     def _submit(self, bucket: GradientBucket) -> None:
+        self.exchange.begin()
         bucket.bind()
-        bucket.ticket = self.session.submit(bucket.layout, bucket.bucket.index, bucket.buffer, skip=bucket.skip)
+        self.exchange.submit(bucket, bucket.skip)

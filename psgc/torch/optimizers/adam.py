@@ -10,7 +10,7 @@ a rank's update exceeds what Adam itself could make, max(1, (1 - beta1) / sqrt(1
 of the number of ranks, for the variance is that of their mean: an element that was quiet while its variance froze could else jump by
 any amount, and take its block's scale with it.
 
-Owns the arithmetic and the schedules; ``distributed`` and ``gradients/exchange.py`` synchronize whole gradients, ``tensors/tensor_exchange.py``
+Owns the arithmetic and the schedules; ``distributed`` and ``gradients/in_backward.py`` synchronize whole gradients, ``tensors/tensor_exchange.py``
 the momenta.
 Sources: Tang et al. 2021 (1-bit Adam), Algorithm 1; Lu et al. 2022 (0/1 Adam), Algorithm 1.
 """
@@ -133,7 +133,7 @@ class FrozenVarianceAdam(Distributed):
 
     def _follow_schedule(self) -> None:
         """Have the next backward's gradients averaged, or left alone."""
-        self._psgc_exchange.paused = not self._averages_gradients(self.steps)
+        self._psgc_gradients.paused = not self._averages_gradients(self.steps)
 
     def _adam_step(self) -> None:
         """A step of AdamW (or Adam with L2) on averaged gradients, with the same operations in the same order as torch's."""
@@ -219,7 +219,7 @@ class FrozenVarianceAdam(Distributed):
 
     def _psgc_agree_on_overflow(self, flags: Iterable[torch.Tensor]) -> None:
         """Skip the step on all ranks if the loss scaler of any rank found an overflow in its own gradients."""
-        if self._psgc_exchange.paused:
+        if self._psgc_gradients.paused:
             for flag in flags:
                 push_pull_inplace(flag, average=False, name=f"{self._psgc_exchange.name}.overflow")
 

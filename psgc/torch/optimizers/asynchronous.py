@@ -148,14 +148,13 @@ class AsyncDistributed(torch.optim.Optimizer):
     def residual_state_dict(self) -> dict[str, Any]:
         """What codecs have kept of this rank's changes, by parameter name: a file for each rank, beside the model's and the optimizer's ``state_dict()``.
         No rank waits for another. Raises JobFailed."""
-        session, waiting = self._psgc_session, self._psgc_waiting
+        waiting = self._psgc_waiting
         memories = [held.tensors.remembered() for held in self._psgc_held]
         kept = Kept(dict(waiting.tensors))
         for memory in memories:
             kept.tensors |= memory.tensors
         steps = max([waiting.steps, *(memory.steps for memory in memories)])
-        header = {"format": saved.FORMAT, "rank": session.rank, "size": session.size, "loss_scale": 1.0, "rates": []}
-        return {**header, "steps": steps, **saved.pack({saved.CHANGES: kept})}
+        return saved.state_of(self._psgc_session, {saved.CHANGES: kept}) | {"steps": steps}
 
     def load_residual_state_dict(self, states: Any) -> None:
         """Go on from ``residual_state_dict()``: this rank's own, or a list of all ranks' where the number of workers is another now. What was not sent yet goes

@@ -15,9 +15,11 @@ import torch
 
 from psgc.errors import UsageError
 from psgc.torch.ddp import amp
+from psgc.torch.gradients.buckets import GradientBucket
+from psgc.torch.gradients.exchange import GradientExchange
 from psgc.torch.gradients.forward_waits import ForwardWaits
 from psgc.torch.gradients.linearity import CodecAdvice
-from psgc.torch.gradients.unbarriered import UnbarrieredExchange
+from psgc.torch.gradients.unbarriered import UnbarrieredGradients
 from psgc.torch.optimizers.distributed import Distributed, check_passes, names_of, satisfy_scheduler, spec_of
 from psgc.torch.optimizers.partial_step import Options, bare_step, options_of, step_for
 from psgc.torch.optimizers.refusals import refuse_foreign
@@ -86,7 +88,8 @@ def CrossBarrier(  # noqa: N802 - BytePS's name
                 f"CrossBarrier: parameter {spec.name!r} of the optimizer is not the model's, so no layer would wait for it; {USE}"
             )
     number = api.next_number(session, "crossing")
-    crossing.exchange = UnbarrieredExchange(session, f"crossing{number}", choice, backward_passes_per_step, specs, crossing.apply)
+    exchange: GradientExchange[GradientBucket] = GradientExchange(session, f"crossing{number}", choice, whole=True)
+    crossing.gradients = UnbarrieredGradients(exchange, backward_passes_per_step, specs, crossing.apply)
     optimizer.__class__ = type(kind.__name__, (CrossBarriered, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
     cast("CrossBarriered", optimizer)._psgc_crossing = crossing
     if hasattr(own_step, "_wrapped_by_lr_sched"):
@@ -106,7 +109,7 @@ def _own_names(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list
 class _Crossing:
     """One optimizer's state between steps. It holds the optimizer weakly, which owns it."""
 
-    exchange: UnbarrieredExchange
+    gradients: UnbarrieredGradients
 
     def __init__(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: Callable[[torch.optim.Optimizer], Any], num_steps: int
@@ -118,19 +121,19 @@ class _Crossing:
         self._eager: list[torch.Tensor] = []  # parameters that no forward waits for
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        exchange = self.exchange
-        exchange.session.check()
-        if not exchange.declared:
-            order, self._eager = self.waits.learn(exchange.parameters)
-            exchange.declare(order)
-            CodecAdvice().look(optimizer, exchange.layouts)
-        exchange.wait_all()  # with the options of the last step
+        gradients = self.gradients
+        gradients.session.check()
+        if not gradients.exchange.buckets:
+            order, self._eager = self.waits.learn(gradients.parameters)
+            gradients.declare(order)
+            CodecAdvice().look(optimizer, gradients.exchange.layouts)
+        gradients.wait_all()  # with the options of the last step
         self._options = options_of(optimizer)
         self._groups = {p: number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}
-        taken = exchange.take()
-        exchange.wait(self._eager)
+        taken = gradients.take()
+        gradients.wait(self._eager)
         if taken >= self._last:
-            exchange.wait_all()
+            gradients.wait_all()
 
     def apply(self, parameters: Sequence[torch.Tensor], means: Sequence[torch.Tensor]) -> None:
         optimizer = self._optimizer()
@@ -138,12 +141,12 @@ class _Crossing:
             step_for(optimizer, self._step, self._groups, parameters, means, self._options)
 
     def _wait(self, parameters: Sequence[torch.Tensor]) -> None:
-        self.exchange.wait(parameters)
+        self.gradients.wait(parameters)
 
     def wait_all(self) -> None:
         """Apply all updates that are under way."""
-        if hasattr(self, "exchange"):
-            self.exchange.wait_all()
+        if hasattr(self, "gradients"):
+            self.gradients.wait_all()
 
 
 class CrossBarriered(torch.optim.Optimizer):
@@ -166,7 +169,7 @@ class CrossBarriered(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's. Raises UsageError between backward and step(), when gradients are under way."""
-        if self._psgc_crossing.exchange.busy:
+        if self._psgc_crossing.gradients.busy:
             raise UsageError("zero_grad() while gradients are under way; call it after step(), or before backward()")
         super().zero_grad(set_to_none)
 

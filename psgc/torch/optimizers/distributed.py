@@ -1,6 +1,6 @@
 """DistributedOptimizer: any torch optimizer whose gradients are averaged over the job before it applies them.
 
-Owns names, checks and the optimizer's methods, which ``adam`` also uses; ``gradients/exchange.py`` synchronizes the gradients.
+Owns names, checks and the optimizer's methods, which ``adam`` also uses; ``gradients/in_backward.py`` synchronizes the gradients.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ from psgc.errors import UsageError
 from psgc.layout import TensorSpec
 from psgc.plan.model.plan import Plan
 from psgc.torch.ddp import amp
+from psgc.torch.ddp.told import has_applied
+from psgc.torch.gradients.buckets import GradientBucket
 from psgc.torch.gradients.exchange import GradientExchange
+from psgc.torch.gradients.in_backward import BackwardGradients
+from psgc.torch.gradients.last_step import StepFlags
 from psgc.torch.gradients.linearity import CodecAdvice, learning_rates
 from psgc.torch.gradients.profiler import JobObserver
-from psgc.torch.gradients.step_flags import StepFlags
 from psgc.torch.optimizers.refusals import refuse_foreign
 from psgc.torch.plans.choice import Choice, Given, chosen, named, refuse_asynchronous
 from psgc.torch.session import api
@@ -106,7 +109,8 @@ def DistributedOptimizer(  # noqa: N802 - BytePS's and Horovod's name
 class Distributed(torch.optim.Optimizer):
     """What DistributedOptimizer adds to an optimizer's class; first in its method resolution order."""
 
-    _psgc_exchange: GradientExchange
+    _psgc_exchange: GradientExchange[GradientBucket]
+    _psgc_gradients: BackwardGradients
     _psgc_names: dict[torch.Tensor, str]
     _psgc_synchronizes: bool
     _psgc_advice: CodecAdvice | None = None
@@ -124,8 +128,9 @@ class Distributed(torch.optim.Optimizer):
         self._psgc_names = names
         session.expect_names(f"{kind}.{name}" for kind in ("Gradient", "Parameter") for name in sorted(names.values()))
         self._psgc_synchronizes = True
-        self._psgc_exchange = GradientExchange(session, f"optimizer{number}", choice, passes, rates, late)
-        self._psgc_exchange.refresh = _watcher(self)
+        self._psgc_exchange = GradientExchange(session, f"optimizer{number}", choice, rates)
+        self._psgc_gradients = BackwardGradients(self._psgc_exchange, passes, late)
+        self._psgc_gradients.refresh = _watcher(self)
         if session.config.profile and number == 0:
             if choice.auto:
                 raise UsageError(
@@ -141,14 +146,12 @@ class Distributed(torch.optim.Optimizer):
         """Synchronize, unless that was done since the last backward, and apply. closure: the wrapped optimizer runs it, as often as it likes, and after
         each run its gradients are synchronized; it returns the loss."""
         exchange = self._psgc_exchange
-        if closure is None or exchange.begun:
+        if closure is None or exchange.last.begun:
             self._psgc_complete()
         result = self._psgc_apply(None if closure is None else self._psgc_synchronizing(closure))
         if self._psgc_advice is not None:
             self._psgc_advice.look(self, exchange.layouts)
-        # A fused optimizer under a loss scaler is always called and looks for itself whether to apply.
-        overflow = getattr(self, "found_inf", None)
-        exchange.end_step(applied=overflow is None or not overflow.item())
+        self._psgc_gradients.end_step(has_applied(self))
         return result
 
     # torch wraps a step() that is not marked so to run the hooks registered on the optimizer: super().step() does that.
@@ -158,7 +161,7 @@ class Distributed(torch.optim.Optimizer):
         """Have every p.grad hold the mean."""
         if self._psgc_synchronizes:
             self.synchronize()
-        elif not self._psgc_exchange.synchronized:
+        elif not self._psgc_gradients.synchronized:
             raise UsageError("step() inside skip_synchronize(), but gradients were not synchronized since; call synchronize() first")
 
     def _psgc_synchronizing(self, closure: Callable[..., Any]) -> Callable[..., Any]:
@@ -185,23 +188,20 @@ class Distributed(torch.optim.Optimizer):
 
         Raises UsageError after a backward that raised: zero_grad() is then to be called first."""
         self._psgc_watch()
-        self._psgc_exchange.synchronize()
+        self._psgc_gradients.synchronize()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Inside, backwards add to this rank's own p.grad and nothing is sent. The next backward outside sends the sum, or step() does;
         zero_grad() throws it away. Every rank must do the same."""
-        before, self._psgc_exchange.held = self._psgc_exchange.held, True
-        try:
+        with self._psgc_gradients.backwards.holding():
             yield
-        finally:
-            self._psgc_exchange.held = before
 
     def replayed(self) -> None:
         """Call it right after each ``replay()`` of a CUDA graph that captured a backward inside ``no_sync()``: p.grad, which the replay has written, is then
         sent by ``synchronize()`` or ``step()``. Every rank must do the same. Raises UsageError if no backward was captured."""
         self._psgc_watch()
-        self._psgc_exchange.replayed()
+        self._psgc_gradients.replayed()
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -215,7 +215,7 @@ class Distributed(torch.optim.Optimizer):
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Change how many backwards make a step, between two steps."""
         check_passes(passes)
-        self._psgc_exchange.set_passes(passes)
+        self._psgc_gradients.set_passes(passes)
 
     def switch_plan(self, plan: str | os.PathLike[str] | Plan) -> None:
         """From the next step on, gradients travel by this plan, its file (of which rank 0's is enough) or a codec's text; what codecs keep of the gradients
@@ -228,19 +228,22 @@ class Distributed(torch.optim.Optimizer):
 
     def _psgc_switch(self, choice: Choice) -> None:
         choice.check(self._psgc_names)
-        self._psgc_exchange.switch(choice)
-        if self._psgc_exchange.observer is not None and not self._psgc_exchange.observer.holds:
-            self._psgc_exchange.observer = None
+        exchange = self._psgc_exchange
+        if exchange.last.begun:
+            raise UsageError("switch_plan() in the middle of a step; call it after step(), before the next backward()")
+        exchange.switch(choice)
+        if exchange.observer is not None and not exchange.observer.holds:
+            exchange.observer = None
         if self._psgc_advice is not None:
             self._psgc_advice = CodecAdvice()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's. Raises UsageError while gradients are under way. When they are synchronized, and step() did not follow, they were the script's to
         use or to discard, as under DistributedDataParallel."""
-        self._psgc_exchange.forget()
+        self._psgc_gradients.forget()
         super().zero_grad(set_to_none)
         if not set_to_none:
-            self._psgc_exchange.note_zeros()
+            self._psgc_gradients.note_zeros()
 
     def discard(self) -> None:
         """Do without the averaged gradients in p.grad, in place of step(): the same as ``zero_grad()``. What codecs have not sent of them stays in the
@@ -251,19 +254,18 @@ class Distributed(torch.optim.Optimizer):
         """Put the averaged gradients in p.grad off, in place of step(): they go back into the residuals of codecs with error feedback, and come with
         later steps; p.grad is cleared. Without error feedback this is ``discard()``. Call it on every rank, also on one whose backward raised. Raises
         UsageError if no averaged gradients are there."""
-        if self._psgc_exchange.begun:
+        if self._psgc_exchange.last.begun:
             self._psgc_complete()
-        self._psgc_exchange.put_back()
+        self._psgc_gradients.put_back()
         self.zero_grad()
 
     def residual_state_dict(self) -> dict[str, Any]:
         """What codecs keep on this rank, and this rank's share of what they keep on the servers, by parameter name, to be saved with
         torch.save: a file for each rank, beside the ``state_dict()`` that is the same on all. Call it between two steps, on every rank."""
-        exchange = self._psgc_exchange
-        units, session = exchange.units, exchange.session
-        kinds = {kind: exchange.kept() if kind == GRADIENTS else of.collect(False) for kind, of in self._psgc_residuals().items()}
-        header = {"format": saved.FORMAT, "rank": session.rank, "size": session.size, "loss_scale": units.loss_scale}
-        return {**header, "rates": list(units.rates), **saved.pack(kinds)}
+        gradients = self._psgc_gradients
+        units = gradients.exchange.last.units
+        kinds = {kind: gradients.kept() if kind == GRADIENTS else of.collect(False) for kind, of in self._psgc_residuals().items()}
+        return saved.state_of(gradients.session, kinds, units.loss_scale, units.rates)
 
     def load_residual_state_dict(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Go on from ``residual_state_dict()``: this rank's own, or a list of all ranks' where the number of workers is another now. With
@@ -292,10 +294,10 @@ class Distributed(torch.optim.Optimizer):
     def _psgc_watch(self) -> None:
         """Follow parameters that are new, or require a gradient only now. Raises UsageError for those that something else averages."""
         refuse_foreign(self, self._psgc_names)
-        self._psgc_exchange.watch(
+        self._psgc_gradients.watch(
             (parameter, spec_of(parameter, self._psgc_names.get(parameter, f"param.{group}.{index}"), group))
             for group, index, parameter in _parameters(self)
-            if not self._psgc_exchange.follows(parameter)
+            if not self._psgc_gradients.follows(parameter)
         )
 
 

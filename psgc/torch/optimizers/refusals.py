@@ -15,7 +15,7 @@ import torch
 
 from psgc.errors import UsageError
 from psgc.torch.ddp import wrappers
-from psgc.torch.ddp.exchange import exchanges_made, exchanges_of
+from psgc.torch.ddp.told import exchanges_made, exchanges_of
 
 WITH_DDP: Final = (
     "DistributedDataParallel averages it already; use the optimizer as it is and psgc under DDP, with "

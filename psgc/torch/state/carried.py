@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from psgc.worker.residuals.residual import F32, LayoutMemory, TensorMemory
+from psgc.worker.residuals.residual import F32, TensorMemory
 
 
 @dataclass(slots=True)
@@ -24,16 +24,14 @@ class CarriedResiduals:
     own: dict[str, F32] = field(default_factory=dict)
     servers: dict[str, F32] = field(default_factory=dict)
 
-    def take(self, tensors: Mapping[str, TensorMemory], servers: Mapping[str, F32]) -> None:
-        """Take along these memories, after those of sessions before."""
+    def take(self, tensors: Mapping[str, TensorMemory], servers: Mapping[str, F32], workers: int) -> None:
+        """Take along these memories of a session of so many workers, after those of sessions before."""
+        self.workers = workers
         for name, memory in tensors.items():
             if memory.residual is not None:
                 self.own[name] = memory.residual.copy() + self.own.get(name, np.float32(0))
         for name, values in servers.items():
             self.servers[name] = values.copy() + self.servers.get(name, np.float32(0))
-
-    def take_layout(self, memory: LayoutMemory) -> None:
-        self.take(memory.tensors, memory.servers)
 
     def pop(self, name: str, workers: int, rescale: float) -> torch.Tensor | None:
         """Remove and return what is to be added to this tensor's gradient among so many workers, flat; None for nothing. rescale: of its unit since."""
@@ -47,7 +45,8 @@ class CarriedResiduals:
 
 
 @torch.no_grad()
-def add_carried(parameter: torch.Tensor, carried: torch.Tensor) -> None:
-    """Add it to p.grad."""
+def add_carried(parameter: torch.Tensor, carried: torch.Tensor) -> torch.Tensor:
+    """Add it to p.grad. Returns that."""
     values = carried.reshape(parameter.shape).to(parameter.device, parameter.dtype)
-    parameter.grad = values if parameter.grad is None else parameter.grad.add_(values)
+    parameter.grad = grad = values if parameter.grad is None else parameter.grad.add_(values)
+    return grad

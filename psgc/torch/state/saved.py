@@ -30,6 +30,7 @@ from psgc.errors import PsgcError, UsageError
 from psgc.layout import Declaration
 from psgc.torch.state.residuals import Kept, KeptLayout, Memories
 from psgc.worker.residuals.residual import F32, ExactResidual, TensorMemory
+from psgc.worker.session import Session
 
 logger = logging.getLogger(__name__)
 FORMAT: Final = 2
@@ -38,13 +39,14 @@ CHANGES: Final = "changes"  # the kind of residuals of asynchronous training, wh
 State = Mapping[str, Any]
 
 
-def pack(kinds: Mapping[str, Kept]) -> dict[str, Any]:
-    """The saved form of what is kept of each kind."""
+def state_of(session: Session, kinds: Mapping[str, Kept], loss_scale: float = 1.0, rates: Sequence[float] = ()) -> dict[str, Any]:
+    """The saved form of what this rank keeps of each kind. loss_scale, rates: in whose units residuals are."""
     return {
+        "format": FORMAT, "rank": session.rank, "size": session.size, "loss_scale": loss_scale, "rates": list(rates),
         "memories": {kind: {name: _packed(memory) for name, memory in kept.tensors.items()} for kind, kept in kinds.items()},
         "servers": {kind: {name: torch.from_numpy(values) for name, values in kept.servers.items()} for kind, kept in kinds.items()},
         "layouts": {kind: [_packed_layout(layout) for layout in kept.layouts] for kind, kept in kinds.items()},
-    }
+    }  # fmt: skip
 
 
 def _packed(memory: TensorMemory) -> dict[str, torch.Tensor]:

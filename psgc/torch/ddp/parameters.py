@@ -1,0 +1,88 @@
+"""The parameters of a model under DDP, and what the model's next backward does with the result of the last one."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from psgc.errors import UsageError
+from psgc.torch.gradients.last_step import LastStep
+
+
+class ModelParameters:
+    """Held weakly: the model may be gone before the job is. by: the exchange's name. names: in the model's order."""
+
+    def __init__(self, by: str, names: Mapping[torch.Tensor, str]) -> None:
+        self.by, self.names = by, list(names.values())
+        self._parameters = [weakref.ref(parameter) for parameter in names]
+        self._indices = {id(parameter): index for index, parameter in enumerate(names)}
+
+    def knows(self, parameter: torch.Tensor) -> bool:
+        index = self._indices.get(id(parameter))
+        return index is not None and self._parameters[index]() is parameter
+
+    def are(self, parameters: Iterable[torch.Tensor]) -> bool:
+        """Whether these are exactly the model's."""
+        given = list(parameters)
+        return len(given) == len(self._parameters) and all(map(self.knows, given))
+
+    def present(self) -> list[torch.Tensor]:
+        """Those that are still there."""
+        return [parameter for reference in self._parameters if (parameter := reference()) is not None]
+
+    def index(self, parameter: torch.Tensor) -> int:
+        """Raises UsageError for one that was not there when DDP wrapped the model."""
+        if not self.knows(parameter):
+            raise UsageError(
+                f"{self.by}: DDP reduces a parameter of shape {list(parameter.shape)} that was not there in the first step; "
+                f"wrap the model again after parameters were added"
+            )
+        return self._indices[id(parameter)]
+
+    def name(self, parameter: torch.Tensor) -> str:
+        return self.names[self.index(parameter)]
+
+
+def has_elements(gradient: torch.Tensor | None) -> bool:
+    """Whether there is a gradient that is not zeros."""
+    return gradient is not None and bool(gradient.any())
+
+
+class NextBackward:
+    """adds_up: whether the backward after the last result adds to it; None: not known yet. came: whether there was a backward; false where DDP hands over zeros
+    for a rank that has run out of batches (join)."""
+
+    def __init__(self, last: LastStep) -> None:
+        self.adds_up: bool | None = None
+        self.came = True
+        self._last = last
+        self._watched: set[int] = set()  # indices of parameters whose hook finds it out
+
+    def watch(self, parameters: Iterable[torch.Tensor], model: ModelParameters) -> None:
+        """From the next backward on, see before it adds to these whether it adds to the last result."""
+        if len(self._watched) == len(model.names):
+            return
+        for parameter in parameters:
+            index = model.index(parameter)
+            if index not in self._watched and parameter.requires_grad:
+                self._watched.add(index)
+                parameter.register_hook(functools.partial(_coming, weakref.ref(self), weakref.ref(parameter)))  # type: ignore[no-untyped-call]
+
+    def coming(self, parameter: torch.Tensor) -> None:
+        """Backward is about to add to the parameter's gradient. Runs in autograd's thread."""
+        self.came = True
+        if self._last.waits and self.adds_up is None:
+            self.adds_up = has_elements(parameter.grad)
+
+    def reset(self) -> None:
+        """A result is there."""
+        self.adds_up, self.came = None, not self._watched
+
+
+def _coming(backward: weakref.ref[NextBackward], parameter: weakref.ref[torch.Tensor], _gradient: torch.Tensor) -> None:
+    found, of = backward(), parameter()
+    if found is not None and of is not None:
+        found.coming(of)

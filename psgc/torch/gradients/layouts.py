@@ -1,0 +1,152 @@
+"""What one exchange's gradients travel by: the choice, the layouts that are declared by it, and what codecs keep of the gradients.
+
+Owns declarations, and switches from one choice to the next. Knows no gradients: when they are declared, and when a switch is due, is the exchange's business.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+import torch
+
+from psgc.errors import UsageError
+from psgc.layout import BucketSpec, Declaration, Layout, TensorSpec
+from psgc.plan.model.plan import Plan
+from psgc.torch.device.engines import engine_of
+from psgc.torch.plans.choice import Choice, plan_for
+from psgc.torch.plans.planned import declared_buckets, is_of, leave_for_trace, of_model, write_layout
+from psgc.torch.plans.rules import buckets_by_rule
+from psgc.torch.session.run_report import report_of
+from psgc.torch.state.residuals import Residuals
+from psgc.worker.session import Session
+
+logger = logging.getLogger(__name__)
+FIRST: Final = ("optimizer0", "ddp0")  # whose layouts are written to files
+
+
+class Declared(NamedTuple):
+    """A layout that every rank has declared. members: of its tensors the places among those that were to be declared. on_gpu: whether gradients on a GPU may be
+    encoded there, where the layout leaves that open."""
+
+    layout: Layout
+    members: tuple[int, ...]
+    on_gpu: bool
+
+
+class Layouts:
+    """See the module's text. choice: what gradients travel by; a plan must be of exactly these gradients. whole: all gradients are declared at once, as one
+    layout."""
+
+    def __init__(self, session: Session, name: str, choice: Choice, whole: bool = False) -> None:
+        self.session, self.name, self.choice = session, name, choice
+        self.residuals = Residuals(session)
+        self.declared = 0  # tensors that are in a layout now
+        self._whole = whole
+        self._next: Choice | None = None  # from the next step on
+        self._plan: Plan | None = None  # of the present choice
+        self._choices = self._layouts = 0  # how many have been declared
+        self._default: Declaration | None = None  # the last one, but for what residuals ask for
+
+    def rejoin(self, session: Session) -> None:
+        """Go on in another session, where nothing is declared yet."""
+        self.session, self.residuals, self.declared, self._choices, self._layouts = session, Residuals(session), 0, 0, 0
+
+    def give_up(self) -> None:
+        """All gradients are to be declared anew."""
+        self.declared = 0
+
+    def switch(self, choice: Choice) -> None:
+        """From the next step on, gradients travel by this choice."""
+        self._next = choice
+
+    def take_next(self, put_back: bool) -> bool:
+        """A step begins. If another choice is due, collect what codecs have kept by the present one. Returns whether layouts are to be given up.
+        put_back: the last step's result was."""
+        if self._next is None:
+            return False
+        self.choice, self._next = self._next, None
+        if not self.declared:
+            return False
+        self.residuals.replace(put_back)
+        return True
+
+    def declare(
+        self, specs: tuple[TensorSpec, ...], parameters: Sequence[torch.Tensor], order: tuple[int, ...], used: Sequence[int],
+        fused: tuple[BucketSpec, ...] = (), awaited_singly: bool = False,
+    ) -> Iterator[Declared]:  # fmt: skip
+        """Declare tensors that are in no layout yet, and wait until every rank has.
+
+        parameters: whose gradients they are. order: in which they became ready. used: those that this rank has. fused: their buckets, where no plan says.
+        awaited_singly: as a declaration's."""
+        config, choice = self.session.config, self.choice
+        planned = self._planned(specs)
+        buckets = planned or fused
+        if not buckets and choice.rule is not None:
+            buckets = buckets_by_rule(choice.rule, specs, parameters, config.fuse_bytes)
+        default = replace(self._declaration(specs, choice.codec, order, used), buckets=buckets, awaited_singly=awaited_singly)
+        self._default = default
+        on_gpu = config.gpu_codecs and not planned  # a plan itself says where
+        for declaration, members in self._declarations(default):
+            layout = self.session.declare(declaration)
+            on_device = on_gpu and all(engine_of(parameters[i]) is not None for i in members)
+            self._write(layout, on_device)
+            report_of(self.session).laid_out(layout)
+            self.residuals.add(layout, declaration)
+            yield Declared(layout, members, on_gpu)
+        self.declared += len(specs)
+
+    def _declarations(self, default: Declaration) -> Iterator[tuple[Declaration, tuple[int, ...]]]:
+        if self._whole:
+            yield self.residuals.declaration(replace(default, name=self._next_name())), tuple(range(len(default.tensors)))
+        else:
+            yield from self.residuals.declarations(default, self._next_name)
+
+    def _next_name(self) -> str:
+        self._layouts += 1
+        return self.name if self._layouts == 1 else f"{self.name}.{self._layouts}"
+
+    def proposed(self, specs: tuple[TensorSpec, ...], codec: str, order: tuple[int, ...]) -> Declaration:
+        """What would be declared of all gradients by this codec."""
+        if self._whole and self._default is not None:
+            return replace(self._default, name=self.name, codec=codec, buckets=())
+        return self._declaration(specs, codec, order, order)
+
+    def _declaration(self, specs: tuple[TensorSpec, ...], codec: str, order: tuple[int, ...], used: Sequence[int]) -> Declaration:
+        config = self.session.config
+        return Declaration(
+            name=self.name, kind="plan", tensors=specs, codec=codec, mean=True, order=order, used=tuple(sorted(used)),
+            part_bytes=config.part_bytes, fuse_bytes=config.fuse_bytes, min_compress_bytes=config.min_compress_bytes,
+        )  # fmt: skip
+
+    def _planned(self, specs: tuple[TensorSpec, ...]) -> tuple[BucketSpec, ...]:
+        """The plan's buckets; none where the choice is no plan."""
+        choice = self.choice
+        if self.declared and (choice.plan is not None or choice.awaited):
+            if choice.auto:
+                return ()  # uncompressed, until ``auto`` plans for all of them
+            raise UsageError(
+                f"parameter {specs[0].name!r} was added after the first step, but the job runs a plan, which is of the parameters "
+                f"of the first step; add it before, or run without a plan"
+            )
+        if not self.declared:
+            self._choices += 1
+        plan = plan_for(self.session, choice, f"plan {self._choices} of {self.name}")
+        if plan is not None and choice.auto and not is_of(plan, specs):
+            plan = None  # parameters were added since ``auto`` made it
+        self._plan = plan = None if plan is None else of_model(plan, specs, self.session)
+        return () if plan is None else declared_buckets(plan, specs, self.session)
+
+    def _write(self, layout: Layout, on_gpu: bool) -> None:
+        """Write the first exchange's layout as a plan where files are asked for, and again after a switch; a plan covers parameters that exist from the first
+        step."""
+        path, first = self.session.config.layout_out, layout.name in FIRST or (self.name in FIRST and self._choices > 1)
+        if path and self.session.rank == 0:
+            if first:
+                write_layout(path, layout, self.session, on_gpu)
+            elif not self._whole:
+                logger.warning("PSGC_LAYOUT_OUT has the layout of %s; that of %s is not written", FIRST[0], layout.name)
+        if first:
+            leave_for_trace(self.session, self._plan, layout, on_gpu)
