@@ -85,7 +85,7 @@ def test_residuals_are_sent_with_the_first_gradients_after_it(ranks: Any) -> Non
     def work(rank: int) -> list[float]:
         model = linear()
         optimizer: Any = sgd(model)
-        optimizer._psgc_gradients._carried = CarriedResiduals(
+        optimizer._psgc_exchange._carried = CarriedResiduals(
             2, {"weight": np.full(6, 2.0, np.float32)}, {"bias": np.full(2, 1.0, np.float32)}
         )
         optimizer.zero_grad()

@@ -7,7 +7,6 @@ that torch's own DistributedDataParallel wraps, ``hook`` is the file.
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -32,7 +31,7 @@ class ModelGradients(BackwardGradients):
     """A wrapped model's gradients. Its optimizers are the user's own, and tell of their steps by torch's hook."""
 
     def knows(self, parameter: torch.Tensor) -> bool:
-        return self.follows(parameter)
+        return self.gradients.knows(parameter)
 
 
 class DistributedDataParallel(torch.nn.Module):
@@ -70,9 +69,8 @@ class DistributedDataParallel(torch.nn.Module):
         broadcast_parameters(module.state_dict(), 0, f"{self._prefix}.")
         amp.install()
         _watch_optimizers()
-        self._gradients = ModelGradients(GradientExchange(session, self._prefix, choice), 1)
+        self._gradients = ModelGradients(GradientExchange(session, self._prefix, choice), 1, False, self._watch)
         self._watch()
-        self._gradients.refresh = _watcher(self)
         add_exchange(self._gradients)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
@@ -104,20 +102,8 @@ class DistributedDataParallel(torch.nn.Module):
         self._gradients.watch(
             (parameter, TensorSpec(name, tuple(parameter.shape), dtype_name(parameter, f"parameter {name!r}")))
             for name, parameter in self.module.named_parameters()
-            if not self._gradients.follows(parameter)
+            if not self._gradients.gradients.knows(parameter)
         )
-
-
-def _watcher(model: DistributedDataParallel) -> Any:
-    """A function that makes the wrapper watch its new parameters. It holds the wrapper weakly."""
-    reference = weakref.ref(model)
-
-    def watch() -> None:
-        found = reference()
-        if found is not None:
-            found._watch()
-
-    return watch
 
 
 @functools.cache

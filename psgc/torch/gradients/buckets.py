@@ -85,6 +85,16 @@ class Gradient:
         else:
             self.look(grad)
 
+    def note_repeat(self) -> None:
+        """One backward adds to it again: from now on its bucket leaves only when backward is over. Raises UsageError if it has left."""
+        self.repeats = True
+        if self.bucket is not None and self.bucket.ticket is not None:
+            raise UsageError(
+                f"gradient of {self.spec.name!r} was added to in several parts of one backward (reentrant checkpoints that share "
+                f"a parameter), in this step for the first time, when it was under way; checkpoint with use_reentrant=False, or run "
+                f"backward inside `with optimizer.no_sync():` and call optimizer.synchronize() after it"
+            )
+
     def note_zero(self) -> None:
         """zero_grad has filled p.grad with zeros: until it changes it takes no part."""
         self.zero = self.parameter.grad

@@ -4,25 +4,25 @@ Owns the buckets and their submissions, which all carry the flags of one step; t
 when a bucket may leave, who takes the mean, and when a step is over:
 
     in_backward   DistributedOptimizer: as soon as backward has finished the bucket; p.grad; when the last backward is over, or when the trainer asks
-    ddp.exchange  DDP's hook: as soon as DDP has handed over all of it; DDP's own buckets; with DDP's last bucket
+    ddp.gradients DDP's hook: as soon as DDP has handed over all of it; DDP's own buckets; with DDP's last bucket
     unbarriered   CrossBarrier: as soon as backward has finished it; an update of its parameters; for each layer, before its next forward
-    momenta       OneBitAdam, ZeroOneAdam: as soon as the optimizer has computed it; the momenta themselves; when all have come
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 import torch
 
 from psgc.layout import BucketSpec, Declaration, Layout, TensorSpec
-from psgc.torch.gradients.buckets import SentBucket
+from psgc.torch.gradients.buckets import Gradient, SentBucket
 from psgc.torch.gradients.last_step import LastStep, StepFlags
 from psgc.torch.gradients.layouts import Declared, Layouts
 from psgc.torch.gradients.observer import Observer
 from psgc.torch.plans.choice import Choice
 from psgc.torch.session.run_report import report_of
+from psgc.torch.state.carried import CarriedResiduals, add_carried
 from psgc.torch.state.residuals import Kept, Residuals
 from psgc.worker.session import Session
 
@@ -46,6 +46,7 @@ class GradientExchange(Generic[B]):
         self.last = LastStep(rates)
         self.observer: Observer | None = None
         self._layouts = Layouts(session, name, choice, whole)
+        self._carried = CarriedResiduals()  # of a session that this process has left
 
     @property
     def choice(self) -> Choice:
@@ -118,6 +119,18 @@ class GradientExchange(Generic[B]):
         middle of a step."""
         self.last.go_on(units)
         self._give_up_layouts()
+
+    def leave(self) -> None:
+        """The session ends: take along what codecs keep."""
+        kept = self.kept(saved=False)
+        self._carried.take(kept.tensors, kept.servers, self.session.size)
+
+    def pay(self, gradients: Iterable[Gradient]) -> None:
+        """In the first step after ``rejoin``, add what is carried along to the gradients."""
+        for gradient in gradients if self._carried else ():
+            carried = self._carried.pop(gradient.spec.name, self.session.size, self.last.rescale(gradient.spec.group))
+            if carried is not None:
+                gradient.look(add_carried(gradient.parameter, carried))
 
     def rejoin(self, session: Session) -> None:
         """Go on in another session: all gradients are declared anew in the first step."""

@@ -1,18 +1,16 @@
 """Gradients that are averaged in backward: an optimizer's, or those of a model that psgc wraps.
 
 A bucket leaves as soon as its last gradient is ready. The mean goes to p.grad. A step is over when its last backward is, or late, when the trainer steps; that
-sends what has not left, because a gradient takes part if its hook ran, or if p.grad was set by hand. The first step declares the layout, in the order in which
-gradients became ready. The mean that an earlier step left in p.grad is the same on all ranks: it is set aside while backward adds to it, so that only the
-addition travels.
+sends what has not left. The first step declares the layout, in the order in which gradients became ready.
 
-Owns the gradients; ``optimizers/distributed.py`` and ``ddp/data_parallel.py`` have the methods that users call.
+Owns when buckets leave and what a step's end does; ``optimizers/distributed.py`` and ``ddp/data_parallel.py`` have the methods that users call.
 """
 
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterable
-from typing import Final
 
 import torch
 
@@ -22,14 +20,11 @@ from psgc.torch.device.engines import captured
 from psgc.torch.gradients.backwards import Backwards
 from psgc.torch.gradients.buckets import Gradient, GradientBucket
 from psgc.torch.gradients.exchange import GradientExchange
-from psgc.torch.gradients.hooks import follow
+from psgc.torch.gradients.followed import LOST, Followed
 from psgc.torch.session import api, speed
 from psgc.torch.session.run_report import report_of
-from psgc.torch.state.carried import CarriedResiduals, add_carried
 from psgc.torch.state.residuals import Kept
 from psgc.worker.session import Session
-
-LOST: Final = "raised before it was over, so that gradients are incomplete; call optimizer.zero_grad()"
 
 
 class BackwardGradients:
@@ -37,18 +32,15 @@ class BackwardGradients:
 
     paused: gradients stay local to this rank, and synchronizing does nothing. It is changed between two steps, on all ranks alike.
     synchronized: no gradient has come since the last step.
-    refresh: has the owner watch parameters that are new.
+    watch: the owner's method that follows parameters which are new; the owner is held weakly.
     """
 
-    def __init__(self, exchange: GradientExchange[GradientBucket], passes: int, late: bool = False) -> None:
+    def __init__(self, exchange: GradientExchange[GradientBucket], passes: int, late: bool, watch: Callable[[], None]) -> None:
         self.exchange = exchange
         self.backwards = Backwards(passes, late)
+        self.gradients = Followed()
         self.synchronized = self.paused = False
-        self.refresh: Callable[[], None] = lambda: None
-        self._gradients: list[Gradient] = []
-        self._known: set[int] = set()  # ids of the watched parameters, which _gradients keeps alive
-        self._ready_order: dict[int, None] = {}  # of gradients that are in no layout
-        self._carried = CarriedResiduals()  # of a session that this process has left
+        self._watch = weakref.WeakMethod(watch)
         self._lock = threading.RLock()  # backward may run hooks in a thread for each device
         api.add_member(self)
 
@@ -67,8 +59,7 @@ class BackwardGradients:
     def leave(self) -> None:
         """The session ends: take along what codecs keep."""
         self._notice_cleared()
-        kept = self.exchange.kept(saved=False)
-        self._carried.take(kept.tensors, kept.servers, self.session.size)
+        self.exchange.leave()
 
     def rejoin(self, session: Session) -> None:
         """Go on in another session: tensors are declared anew in the first step."""
@@ -87,33 +78,25 @@ class BackwardGradients:
 
     # what hooks call
 
-    def follows(self, parameter: torch.Tensor) -> bool:
-        return id(parameter) in self._known
-
     def watch(self, parameters: Iterable[tuple[torch.Tensor, TensorSpec]]) -> None:
         """Follow these parameters' gradients, if they require one and are not followed yet."""
         with self._lock:
-            for parameter, spec in parameters:
-                if parameter.requires_grad and not self.follows(parameter):
-                    self._known.add(id(parameter))
-                    self._gradients.append(Gradient(parameter, spec))
-                    follow(self, self._gradients[-1], len(self._gradients) - 1)
-                    self.exchange.specs = (*self.exchange.specs, spec)
-                    self.synchronized = False
+            if self.gradients.add(self, parameters):
+                self.exchange.specs, self.synchronized = self.gradients.specs, False
 
     def parameter(self, index: int) -> torch.Tensor:
-        return self._gradients[index].parameter
+        return self.gradients[index].parameter
 
     def coming(self, index: int) -> None:
         """Backward is about to add to a gradient. Runs in autograd's thread."""
         if not self.paused and not self._captures(index):
             with self._lock:
                 self._enter()
-                self._gradients[index].set_aside()
+                self.gradients[index].set_aside()
 
     def ready(self, index: int) -> None:
         """Backward has added to a gradient. Runs in autograd's thread: counts, and sends the bucket that is complete."""
-        gradient = self._gradients[index]
+        gradient, backwards = self.gradients[index], self.backwards
         grad = gradient.parameter.grad
         if grad is None or self.paused:  # None: another hook has taken it
             return
@@ -123,27 +106,28 @@ class BackwardGradients:
         with self._lock:
             self._enter()
             gradient.look(grad)
-            if self.backwards.held:
+            if backwards.held:
                 return
-            if gradient.backward == self.backwards.number and not self.backwards.late:
-                self._repeated(gradient)
+            if gradient.backward == backwards.number and not backwards.late:
+                gradient.note_repeat()
                 return
-            gradient.backward = self.backwards.number
-            last = gradient.count_pass(self.backwards.passes)
+            gradient.backward = backwards.number
+            last = gradient.count_pass(backwards.passes)
             if index >= self.exchange.declared:
-                self._ready_order[index] = None
+                self.gradients.note_ready(index)
             if last:
                 self._finished(gradient)
 
     def _captures(self, index: int) -> bool:
         """Whether this backward is captured in a graph, where it is not to be sent: it computes nothing yet, and is in no step."""
-        return self.backwards.held and captured(self._gradients[index].parameter)
+        return self.backwards.held and captured(self.gradients[index].parameter)
 
     def _enter(self) -> None:
         """Called first by every hook: if a new backward has begun, wait for its end."""
         if not self.backwards.entered:
             if self.backwards.lost:
-                self._give_up_lost()
+                self.gradients.let_go()
+                self.forget()
             self.backwards.enter(self)
         self._begin()
 
@@ -152,16 +136,6 @@ class BackwardGradients:
         if not self.exchange.last.begun:
             self._notice_cleared()
             self.exchange.begin()
-
-    def _repeated(self, gradient: Gradient) -> None:
-        """One backward adds to a gradient again: from now on its bucket leaves only when backward is over."""
-        gradient.repeats = True
-        if gradient.bucket is not None and gradient.bucket.ticket is not None:
-            raise UsageError(
-                f"gradient of {gradient.spec.name!r} was added to in several parts of one backward (reentrant checkpoints that share "
-                f"a parameter), in this step for the first time, when it was under way; checkpoint with use_reentrant=False, or run "
-                f"backward inside `with optimizer.no_sync():` and call optimizer.synchronize() after it"
-            )
 
     def _finished(self, gradient: Gradient) -> None:
         """The gradient's last backward pass is done: send the bucket if it is complete."""
@@ -181,21 +155,9 @@ class BackwardGradients:
         self.exchange.submit(bucket, bucket.skip)
 
     def replayed(self) -> None:
-        """A graph that captured backwards has written its gradients anew: they take part in the coming step. Raises UsageError if none was captured, and
-        between a backward and its step."""
+        """A graph that captured backwards has written its gradients anew; see ``Followed.replayed``."""
         with self._lock:
-            found = [gradient for gradient in self._gradients if gradient.captured is not None]
-            if not found:
-                raise UsageError(
-                    "replayed(): no backward of these parameters was captured; capture it inside `with optimizer.no_sync(), torch.cuda.graph(graph):`"
-                )
-            begun = [gradient.spec.name for gradient in self._gradients if gradient.passes]
-            if begun:
-                raise UsageError(
-                    f"replayed() while the gradient of {begun[0]!r} is under way; call it after step(), right after graph.replay()"
-                )
-            for gradient in found:
-                gradient.note_replay()
+            self.gradients.replayed()
             self.synchronized = False
 
     # when the step is over
@@ -203,14 +165,15 @@ class BackwardGradients:
     @property
     def declared(self) -> bool:
         """Whether all gradients are in a layout."""
-        return self.exchange.declared == len(self._gradients)
+        return self.exchange.declared == len(self.exchange.specs)
 
     def backward_over(self) -> bool:
         """Count a backward that is over. True if it completes a step."""
         with self._lock:
             counts = self.backwards.end(self.exchange.last.begun)
-            if counts:
-                self.refresh()
+            watch = self._watch()
+            if counts and watch is not None:
+                watch()
             return counts and self.backwards.complete
 
     def synchronize(self) -> None:
@@ -233,41 +196,21 @@ class BackwardGradients:
             exchange.observer.leaving()
         with self._lock:
             self._begin()
-            for gradient in self._gradients:
-                left = gradient.bucket is not None and gradient.bucket.ticket is not None
-                gradient.look_again(fixed=left or self.backwards.late)
-            missed = next((gradient.spec.name for gradient in self._gradients if gradient.missed), None)
-            if missed is not None:
-                raise UsageError(
-                    f"gradient of {missed!r} was captured in a CUDA graph, and nothing tells whether it was computed again; call optimizer.replayed() "
-                    "after each graph.replay()"
-                )
-            if self._carried:
-                self._pay()
-            self._declare()
+            self.gradients.look_again(self.backwards.late)
+            exchange.pay(self.gradients)
+            if not self.declared:
+                self._declare()
             for bucket in exchange.buckets:
                 if bucket.ticket is None:
                     self._submit(bucket)
 
-    def _pay(self) -> None:
-        """In the first step after ``rejoin``, send what is carried along with the gradients."""
-        for gradient in self._gradients:
-            carried = self._carried.pop(gradient.spec.name, self.session.size, self.exchange.last.rescale(gradient.spec.group))
-            if carried is not None:
-                gradient.look(add_carried(gradient.parameter, carried))
-
     def _declare(self) -> None:
         """Declare the gradients that are in no layout yet, and wait until every rank has."""
-        exchange, declared = self.exchange, self.exchange.declared
-        fresh = self._gradients[declared:]
-        if not fresh:
-            return
-        hand_set = (i for i, gradient in enumerate(fresh) if gradient.seen is not None)
-        order = tuple(dict.fromkeys([*(i - declared for i in self._ready_order), *hand_set]))
+        exchange = self.exchange
+        fresh, order = self.gradients.fresh(exchange.declared)
         specs, parameters = tuple(gradient.spec for gradient in fresh), [gradient.parameter for gradient in fresh]
         for layout in exchange.declare(specs, parameters, order, order):
             exchange.buckets += GradientBucket.all_of(layout, fresh)
-        self._ready_order.clear()
 
     def receive(self) -> None:
         """Wait for the submitted buckets, and store their means in p.grad."""
@@ -276,8 +219,7 @@ class BackwardGradients:
         with self._lock:
             for bucket in exchange.buckets:
                 bucket.deliver()
-            for gradient in self._gradients:
-                gradient.reset()
+            self.gradients.reset()
             self.backwards.begin_step()
             exchange.last.deliver()
             self.synchronized = True
@@ -292,8 +234,7 @@ class BackwardGradients:
         ended = self.exchange.last.end(applied)
         if ended:
             report_of(self.session).step_over(self.exchange.name)
-        for gradient in self._gradients:
-            gradient.note_step()
+        self.gradients.note_step()
         self.synchronized = False
         if ended and self.exchange.observer is not None:
             self.exchange.observer.stepped()
@@ -312,45 +253,28 @@ class BackwardGradients:
 
     def _notice_cleared(self) -> None:
         """Where the last result was cleared without psgc's knowledge, by module.zero_grad() or p.grad = None, it was the script's."""
-        if not any(gradient.keeps_mean for gradient in self._gradients):
+        if not self.gradients.keeps_mean:
             self._leave_to_script()
-
-    def note_zeros(self) -> None:
-        """zero_grad has left zeros instead of None."""
-        for gradient in self._gradients:
-            gradient.note_zero()
 
     def forget(self) -> None:
         """zero_grad is about to run: drop the accumulated gradients. Raises UsageError if some of them may be in flight."""
         with self._lock:
-            begun = [gradient for gradient in self._gradients if gradient.passes >= self.backwards.passes]
-            if begun and not self.backwards.lost:
+            begun = next((gradient for gradient in self.gradients if gradient.passes >= self.backwards.passes), None)
+            if begun is not None and not self.backwards.lost:
                 raise UsageError(
-                    f"zero_grad() while the gradient of {begun[0].spec.name!r} is under way; "
-                    f"call it after step() or synchronize(), or before backward()"
+                    f"zero_grad() while the gradient of {begun.spec.name!r} is under way; call it after step() or synchronize(), or before backward()"
                 )
-            raised = bool(begun and self.exchange.buckets)
+            raised = begun is not None and bool(self.exchange.buckets)
             if raised:
                 self._skip_the_rest()
-            for gradient in self._gradients:
-                gradient.reset()
+            self.gradients.reset()
             for bucket in self.exchange.buckets:
                 bucket.reset()
             self.backwards.forget()
             self.exchange.last.give_up(raised)
             self._leave_to_script()
-            for gradient in self._gradients:
-                gradient.note_step()
+            self.gradients.note_step()
             self.synchronized = raised  # this rank has taken part in the step
-
-    def _give_up_lost(self) -> None:
-        """A new backward begins after one that raised, whose gradients must have been cleared. Raises UsageError if they were not."""
-        for gradient in self._gradients:
-            if gradient.seen is not None and gradient.parameter.grad is gradient.seen:
-                raise UsageError(f"the backward before this one {LOST} before the next one")
-        for gradient in self._gradients:
-            gradient.kept = None
-        self.forget()
 
     def _skip_the_rest(self) -> None:
         """Skip the buckets that have not left: a backward raised after some had, and the other ranks wait for the rest of the step."""
@@ -365,6 +289,6 @@ class BackwardGradients:
 
     def set_passes(self, passes: int) -> None:
         """Change how many backwards make a step. Raises UsageError between a backward and its step."""
-        if self.backwards.some or any(gradient.passes for gradient in self._gradients):
+        if self.backwards.some or self.gradients.begun:
             raise UsageError("set_backward_passes_per_step() between backward() and step(); call it after step()")
         self.backwards.passes = passes

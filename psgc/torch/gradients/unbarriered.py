@@ -23,7 +23,6 @@ from psgc.torch.gradients.hooks import follow
 from psgc.torch.plans.rules import codec_by_rule
 from psgc.torch.session import api, speed
 from psgc.torch.session.run_report import report_of
-from psgc.torch.state.carried import CarriedResiduals, add_carried
 from psgc.worker.session import Session
 
 # A bucket leaves with its last gradient, which is that of its first layer, and the next forward waits for all of it; so layers share less than otherwise.
@@ -58,7 +57,6 @@ class UnbarrieredGradients:
         self._lock = threading.RLock()  # backward may run hooks in a thread for each device
         for index, gradient in enumerate(self._gradients):
             follow(self, gradient, index)
-        self._carried = CarriedResiduals()  # of a session that this process has left
         api.add_member(self)
 
     # of one session and the next
@@ -75,8 +73,7 @@ class UnbarrieredGradients:
     def leave(self) -> None:
         """The session ends: apply all updates, and take along what codecs keep."""
         self.wait_all()
-        kept = self.exchange.kept()
-        self._carried.take(kept.tensors, kept.servers, self.session.size)
+        self.exchange.leave()
 
     def rejoin(self, session: Session) -> None:
         """Go on in another session: tensors are declared anew by its first step()."""
@@ -132,10 +129,8 @@ class UnbarrieredGradients:
 
     def _agreed(self, order: list[int]) -> tuple[list[int], set[int]]:
         """Rank 0's order, and the gradients that it has, on every rank; this rank's own where it has other parameters, which the declaration then tells."""
-        name, used = (
-            f"order of {self.exchange.name}",
-            [index for index, gradient in enumerate(self._gradients) if gradient.seen is not None],
-        )
+        name = f"order of {self.exchange.name}"
+        used = [index for index, gradient in enumerate(self._gradients) if gradient.seen is not None]
         if self.session.rank == 0:
             self.session.publish(name, zlib.compress(json.dumps([order, used]).encode()))
         agreed, by_root = json.loads(zlib.decompress(self.session.lookup(name)))
@@ -184,9 +179,8 @@ class UnbarrieredGradients:
         with self._lock:
             for gradient in self._gradients:
                 self._check(gradient)
-                carried = self._carried.pop(gradient.spec.name, self.session.size, 1.0) if self._carried else None
-                if carried is not None:
-                    gradient.seen = add_carried(gradient.parameter, carried)
+            self.exchange.begin()
+            self.exchange.pay(self._gradients)
             self._steps += 1
             for bucket in self.exchange.buckets:
                 if bucket.ticket is None:

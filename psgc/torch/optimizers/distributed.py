@@ -129,8 +129,7 @@ class Distributed(torch.optim.Optimizer):
         session.expect_names(f"{kind}.{name}" for kind in ("Gradient", "Parameter") for name in sorted(names.values()))
         self._psgc_synchronizes = True
         self._psgc_exchange = GradientExchange(session, f"optimizer{number}", choice, rates)
-        self._psgc_gradients = BackwardGradients(self._psgc_exchange, passes, late)
-        self._psgc_gradients.refresh = _watcher(self)
+        self._psgc_gradients = BackwardGradients(self._psgc_exchange, passes, late, self._psgc_watch)
         if session.config.profile and number == 0:
             if choice.auto:
                 raise UsageError(
@@ -243,7 +242,7 @@ class Distributed(torch.optim.Optimizer):
         self._psgc_gradients.forget()
         super().zero_grad(set_to_none)
         if not set_to_none:
-            self._psgc_gradients.note_zeros()
+            self._psgc_gradients.gradients.note_zeros()
 
     def discard(self) -> None:
         """Do without the averaged gradients in p.grad, in place of step(): the same as ``zero_grad()``. What codecs have not sent of them stays in the
@@ -297,20 +296,8 @@ class Distributed(torch.optim.Optimizer):
         self._psgc_gradients.watch(
             (parameter, spec_of(parameter, self._psgc_names.get(parameter, f"param.{group}.{index}"), group))
             for group, index, parameter in _parameters(self)
-            if not self._psgc_gradients.follows(parameter)
+            if not self._psgc_gradients.gradients.knows(parameter)
         )
-
-
-def _watcher(optimizer: Distributed) -> Callable[[], None]:
-    """A function that makes the optimizer watch its new parameters. It holds the optimizer weakly, because the optimizer owns it."""
-    reference = weakref.ref(optimizer)
-
-    def watch() -> None:
-        found = reference()
-        if found is not None:
-            found._psgc_watch()
-
-    return watch
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, int, torch.Tensor]]:

@@ -1,0 +1,125 @@
+"""The gradients that one front end follows, and which of them take part in the coming step: those whose hook ran, and those whose p.grad was set by hand.
+
+The mean that an earlier step left in p.grad is the same on all ranks and takes no part: it is set aside while backward adds to it, so that only the addition
+travels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import torch
+
+from psgc.errors import UsageError
+from psgc.layout import TensorSpec
+from psgc.torch.gradients.buckets import Gradient
+from psgc.torch.gradients.hooks import Follower, follow
+
+LOST: Final = "raised before it was over, so that gradients are incomplete; call optimizer.zero_grad()"
+
+
+class Followed:
+    """A list of gradients that only grows: a gradient's index in it stays."""
+
+    def __init__(self) -> None:
+        self._gradients: list[Gradient] = []
+        self._known: set[int] = set()  # ids of their parameters, which _gradients keeps alive
+        self._ready: dict[int, None] = {}  # indices of those that are in no layout, in the order in which backward finished them
+
+    def __getitem__(self, index: int) -> Gradient:
+        return self._gradients[index]
+
+    def __iter__(self) -> Iterator[Gradient]:
+        return iter(self._gradients)
+
+    @property
+    def specs(self) -> tuple[TensorSpec, ...]:
+        return tuple(gradient.spec for gradient in self._gradients)
+
+    def knows(self, parameter: torch.Tensor) -> bool:
+        return id(parameter) in self._known
+
+    def add(self, follower: Follower, parameters: Iterable[tuple[torch.Tensor, TensorSpec]]) -> bool:
+        """Have ``follower`` called for these parameters' gradients, if they require one and are not followed yet. Returns whether there were any."""
+        before = len(self._gradients)
+        for parameter, spec in parameters:
+            if parameter.requires_grad and not self.knows(parameter):
+                self._known.add(id(parameter))
+                self._gradients.append(Gradient(parameter, spec))
+                follow(follower, self._gradients[-1], len(self._gradients) - 1)
+        return len(self._gradients) > before
+
+    def note_ready(self, index: int) -> None:
+        """Backward has finished a gradient that is in no layout."""
+        self._ready[index] = None
+
+    def fresh(self, declared: int) -> tuple[list[Gradient], tuple[int, ...]]:
+        """Those that are in no layout, after so many that are, and the order in which those of them became ready that this rank has, by their places among
+        them."""
+        found = self._gradients[declared:]
+        by_hand = (place for place, gradient in enumerate(found) if gradient.seen is not None)
+        ready, self._ready = self._ready, {}
+        return found, tuple(dict.fromkeys([*(index - declared for index in ready), *by_hand]))
+
+    def look_again(self, late: bool) -> None:
+        """The step is about to be sent: see who takes part. late: what hooks have seen may be under way. Raises UsageError for a gradient that was changed when
+        it may be, and for one of which nobody knows whether a graph has computed it."""
+        for gradient in self._gradients:
+            left = gradient.bucket is not None and gradient.bucket.ticket is not None
+            gradient.look_again(fixed=left or late)
+        missed = next((gradient.spec.name for gradient in self._gradients if gradient.missed), None)
+        if missed is not None:
+            raise UsageError(
+                f"gradient of {missed!r} was captured in a CUDA graph, and nothing tells whether it was computed again; call optimizer.replayed() "
+                "after each graph.replay()"
+            )
+
+    @property
+    def begun(self) -> bool:
+        """Whether backward has added to one in this step."""
+        return any(gradient.passes for gradient in self._gradients)
+
+    def replayed(self) -> None:
+        """A graph that captured backwards has written its gradients anew: they take part in the coming step. Raises UsageError if none was captured, and
+        between a backward and its step."""
+        found = [gradient for gradient in self._gradients if gradient.captured is not None]
+        if not found:
+            raise UsageError(
+                "replayed(): no backward of these parameters was captured; capture it inside `with optimizer.no_sync(), torch.cuda.graph(graph):`"
+            )
+        begun = [gradient.spec.name for gradient in self._gradients if gradient.passes]
+        if begun:
+            raise UsageError(
+                f"replayed() while the gradient of {begun[0]!r} is under way; call it after step(), right after graph.replay()"
+            )
+        for gradient in found:
+            gradient.note_replay()
+
+    @property
+    def keeps_mean(self) -> bool:
+        """Whether some p.grad has the last mean in it."""
+        return any(gradient.keeps_mean for gradient in self._gradients)
+
+    def note_step(self) -> None:
+        """An optimizer has stepped on the means."""
+        for gradient in self._gradients:
+            gradient.note_step()
+
+    def note_zeros(self) -> None:
+        """zero_grad has left zeros instead of None."""
+        for gradient in self._gradients:
+            gradient.note_zero()
+
+    def reset(self) -> None:
+        """The step is over, or forgotten."""
+        for gradient in self._gradients:
+            gradient.reset()
+
+    def let_go(self) -> None:
+        """Let go of means that a backward has set aside, and raised. Raises UsageError unless what it had added was cleared."""
+        for gradient in self._gradients:
+            if gradient.seen is not None and gradient.parameter.grad is gradient.seen:
+                raise UsageError(f"the backward before this one {LOST} before the next one")
+        for gradient in self._gradients:
+            gradient.kept = None
