@@ -1,6 +1,6 @@
 """Synchronizes a fixed list of tensors, bucket by bucket: used by broadcasts and by compressed momenta.
 
-Owns their layout and buffers. Gradients, which become ready one by one, are synchronized by ``gradients/exchange.py``.
+Owns their layout and buffers. Gradients, which become ready one by one, are synchronized by ``gradients/in_backward.py``.
 """
 
 from __future__ import annotations
