@@ -44,8 +44,7 @@ class Model:
         futures = []
         for number, names in enumerate(buckets):
             members = names.split()
-            for name in members:
-                self.gradients.coming(self.parameters[name])
+            self.gradients.coming()
             flat = torch.cat([grads[name].reshape(-1) for name in members])
             views = [piece.view(SHAPES[name]) for piece, name in zip(flat.split([grads[n].numel() for n in members]), members, strict=True)]
             for name in members:
@@ -175,6 +174,22 @@ def test_a_result_that_is_put_back_is_told_once_and_one_that_is_left_is_not(rank
 
     ranks.run(2, work, fuse_bytes=1 << 20)
     assert [step.previous_skipped for step in ranks.steps] == [False, True, False, False, True]
+
+
+def test_a_second_backward_that_begins_with_another_head_adds_to_the_first(ranks: Any) -> None:
+    """Only where nothing is left in any p.grad was the result left to the script."""
+
+    def work(rank: int) -> None:
+        model = Model()
+        for step, (then, left) in enumerate((("add up", 0), ("clear", 0), ("zero", 1), ("step", 2))):
+            model.step(grads_of(rank, step), FIRST, unused="d" if step % 2 == 0 else "c")
+            assert model.gradients.exchange.last._skips.left == left, then
+            for parameter in model.parameters.values() if then in ("clear", "zero") else ():
+                parameter.grad = torch.zeros_like(parameter) if then == "zero" else None
+        model.gradients.end_step(applied=True)
+        assert model.gradients.exchange.last._skips.applied == 1
+
+    ranks.run(2, work, fuse_bytes=1 << 20)
 
 
 def test_a_state_has_what_is_still_in_p_grad_but_not_what_was_left_or_used_by_hand(ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:

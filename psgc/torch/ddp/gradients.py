@@ -21,7 +21,7 @@ import torch
 from psgc.errors import UsageError
 from psgc.layout import TensorSpec
 from psgc.torch.ddp.completions import Completer, Completion
-from psgc.torch.ddp.parameters import ModelParameters, NextBackward, has_elements
+from psgc.torch.ddp.parameters import ModelParameters, NextBackward
 from psgc.torch.ddp.told import add_exchange
 from psgc.torch.gradients.buckets import SentBucket, buffer_of
 from psgc.torch.gradients.exchange import GradientExchange
@@ -72,7 +72,7 @@ class DdpGradients:
         self.parameters = ModelParameters(self.exchange.name, names)
         self.steps = self.gradient_bytes = 0
         self._completer = completer
-        self._next = NextBackward(self.exchange.last)
+        self._next = NextBackward(self.exchange.last, self.parameters)
         self._bucket_of: dict[int, DdpBucket] = {}
         self._held: list[Arrival] = []  # of the first step, until there is a layout
         self._open: list[tuple[Arrival, list[DdpBucket]]] = []  # in order: not handed over yet, and the buckets that each waits for
@@ -98,9 +98,9 @@ class DdpGradients:
     def knows(self, parameter: torch.Tensor) -> bool:
         return self.parameters.knows(parameter)
 
-    def coming(self, parameter: torch.Tensor) -> None:
-        """Backward is about to add to the parameter's gradient. Runs in autograd's thread."""
-        self._next.coming(parameter)
+    def coming(self) -> None:
+        """Backward is about to add to a gradient. Runs in autograd's thread."""
+        self._next.coming()
 
     def take(self, arrival: Arrival) -> None:
         """DDP's next bucket. Returns once what is complete of psgc's buckets is on its way. Raises UsageError for gradients that psgc cannot
@@ -108,7 +108,7 @@ class DdpGradients:
         exchange = self.exchange
         if not exchange.last.begun:
             self._begin()
-        self._next.watch(arrival.parameters, self.parameters)
+        self._next.watch(arrival.parameters)
         if exchange.observer is not None:
             for parameter, gradient in zip(arrival.parameters, arrival.gradients, strict=True):
                 exchange.observer.ready(self.parameters.name(parameter), gradient)
@@ -239,7 +239,7 @@ class DdpGradients:
         """What codecs keep of these gradients, in ``saved``'s form. Every rank must ask, between two steps."""
         last = self.exchange.last
         units = last.units
-        if last.waits and not any(has_elements(parameter.grad) for parameter in self.parameters.present()):
+        if last.waits and not self.parameters.hold_gradients:
             last.leave()
         return saved.state_of(self.session, {GRADIENTS: self.exchange.kept()}, units.loss_scale)
 

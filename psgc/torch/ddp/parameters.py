@@ -33,6 +33,11 @@ class ModelParameters:
         """Those that are still there."""
         return [parameter for reference in self._parameters if (parameter := reference()) is not None]
 
+    @property
+    def hold_gradients(self) -> bool:
+        """Whether any p.grad holds something other than zeros."""
+        return any(parameter.grad is not None and bool(parameter.grad.any()) for parameter in self.present())
+
     def index(self, parameter: torch.Tensor) -> int:
         """Raises UsageError for one that was not there when DDP wrapped the model."""
         if not self.knows(parameter):
@@ -46,43 +51,39 @@ class ModelParameters:
         return self.names[self.index(parameter)]
 
 
-def has_elements(gradient: torch.Tensor | None) -> bool:
-    """Whether there is a gradient that is not zeros."""
-    return gradient is not None and bool(gradient.any())
-
-
 class NextBackward:
-    """adds_up: whether the backward after the last result adds to it; None: not known yet. came: whether there was a backward; false where DDP hands over zeros
+    """adds_up: whether the backward after the last result adds to it, in any gradient: it may begin with one that the last backward did not reach. None: not
+    known yet. came: whether there was a backward; false where DDP hands over zeros
     for a rank that has run out of batches (join)."""
 
-    def __init__(self, last: LastStep) -> None:
+    def __init__(self, last: LastStep, model: ModelParameters) -> None:
         self.adds_up: bool | None = None
         self.came = True
-        self._last = last
+        self._last, self._model = last, model
         self._watched: set[int] = set()  # indices of parameters whose hook finds it out
 
-    def watch(self, parameters: Iterable[torch.Tensor], model: ModelParameters) -> None:
+    def watch(self, parameters: Iterable[torch.Tensor]) -> None:
         """From the next backward on, see before it adds to these whether it adds to the last result."""
-        if len(self._watched) == len(model.names):
+        if len(self._watched) == len(self._model.names):
             return
         for parameter in parameters:
-            index = model.index(parameter)
+            index = self._model.index(parameter)
             if index not in self._watched and parameter.requires_grad:
                 self._watched.add(index)
-                parameter.register_hook(functools.partial(_coming, weakref.ref(self), weakref.ref(parameter)))  # type: ignore[no-untyped-call]
+                parameter.register_hook(functools.partial(_coming, weakref.ref(self)))  # type: ignore[no-untyped-call]
 
-    def coming(self, parameter: torch.Tensor) -> None:
-        """Backward is about to add to the parameter's gradient. Runs in autograd's thread."""
+    def coming(self) -> None:
+        """Backward is about to add to a gradient. Runs in autograd's thread."""
         self.came = True
         if self._last.waits and self.adds_up is None:
-            self.adds_up = has_elements(parameter.grad)
+            self.adds_up = self._model.hold_gradients
 
     def reset(self) -> None:
         """A result is there."""
         self.adds_up, self.came = None, not self._watched
 
 
-def _coming(backward: weakref.ref[NextBackward], parameter: weakref.ref[torch.Tensor], _gradient: torch.Tensor) -> None:
-    found, of = backward(), parameter()
-    if found is not None and of is not None:
-        found.coming(of)
+def _coming(backward: weakref.ref[NextBackward], _gradient: torch.Tensor) -> None:
+    found = backward()
+    if found is not None:
+        found.coming()
