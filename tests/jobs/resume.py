@@ -5,7 +5,8 @@ resume.py FOLDER HOW,... [STEPS] WAY...     HOW: save, rollback (in the same pro
                                             STEPS: of the whole training, 24 unless given; it saves after half of them
 
 A way is a codec's text, for SGD with momentum, or OneBitAdam, ZeroOneAdam, with ":CODEC" behind it for another than onebit. "scaled " before
-it: under a loss scale, with an overflow on rank 0 in the step before saving. "skipping " before it: rank 1 leaves that step's batch out.
+it: under a loss scale, with an overflow on rank 0 in the step before saving. "skipping " before it: rank 1 leaves that step's batch out. "leaving "
+before it: each step has a backward before its own, whose gradients are looked at and thrown away.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def ways() -> list[str]:
         "none/topk", "onebit/int8", "onebit/relay", "topk/relay", "int8:ef=0", "int4:ef=0", "randomk:ef=0", "shared:ef=0", "powersgd:ef=0",
         "int8:rotate=1", "topk:warmup=20", "topk:select=sampled", "int4:residual=int8", "topk:k=0.05,momentum=dgc,clip=1",
         "onebit:momentum=nesterov,residual=int8", "scaled onebit", "scaled topk/none", "scaled int4:residual=int8", "scaled powersgd",
-        "skipping topk", "OneBitAdam", "OneBitAdam:dithering", "scaled OneBitAdam", "ZeroOneAdam", "ZeroOneAdam:topk",
+        "skipping topk", "leaving topk", "leaving onebit", "OneBitAdam", "OneBitAdam:dithering", "scaled OneBitAdam", "ZeroOneAdam", "ZeroOneAdam:topk",
     ]  # fmt: skip
 
 
@@ -61,7 +62,7 @@ class Training:
     def __init__(self, way: str, steps: int) -> None:
         self.steps, self.half = steps, steps // 2
         word, _, rest = way.rpartition(" ")
-        self.skips = word == "skipping" and psgc.rank() == 1
+        self.skips, self.leaves = word == "skipping" and psgc.rank() == 1, word == "leaving"
         torch.manual_seed(0)
         self.model = nn.Sequential(nn.Linear(24, 320), nn.ReLU(), nn.Linear(320, 230), nn.ReLU(), nn.Linear(230, 7))
         self.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=5, enabled=word == "scaled")
@@ -70,17 +71,23 @@ class Training:
 
     def step(self, number: int) -> None:
         self.optimizer.zero_grad()
+        if self.leaves:
+            self.loss(number + 500).backward()
+            self.optimizer.zero_grad()
         before_saving = number == self.half - 1
         if not (self.skips and before_saving):
-            generator = torch.Generator().manual_seed(1000 * psgc.rank() + number)
-            inputs = torch.randn(16, 24, generator=generator)
-            loss = (self.model(inputs) - inputs[:, :7]).square().mean()
+            loss = self.loss(number)
             if self.scaler.is_enabled() and before_saving and psgc.rank() == 0:
                 loss = loss * float("inf")
             self.scaler.scale(loss).backward()
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.schedule.step()
+
+    def loss(self, number: int) -> torch.Tensor:
+        """Of this rank's batch of this number."""
+        inputs = torch.randn(16, 24, generator=torch.Generator().manual_seed(1000 * psgc.rank() + number))
+        return torch.as_tensor((self.model(inputs) - inputs[:, :7]).square().mean())
 
     def save(self, folder: Path) -> None:
         folder.mkdir(exist_ok=True, parents=True)

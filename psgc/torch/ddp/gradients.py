@@ -26,6 +26,7 @@ from psgc.torch.ddp.told import add_exchange
 from psgc.torch.gradients.buckets import SentBucket, buffer_of
 from psgc.torch.gradients.exchange import GradientExchange
 from psgc.torch.gradients.last_step import StepFlags
+from psgc.torch.gradients.skips import Skips
 from psgc.torch.plans.choice import Choice
 from psgc.torch.session import api
 from psgc.torch.session.run_report import report_of
@@ -241,14 +242,14 @@ class DdpGradients:
         units = last.units
         if last.waits and not self.parameters.hold_gradients:
             last.leave()
-        return saved.state_of(self.session, {GRADIENTS: self.exchange.kept()}, units.loss_scale)
+        return saved.state_of(self.session, {GRADIENTS: self.exchange.kept()}, units.loss_scale, skips=last.skips.state())
 
     def go_on(self, states: Sequence[saved.State]) -> None:
         """Go on from the states of this rank, or of all ranks. Every rank must, between two steps. Raises UsageError for what does not fit."""
         self.exchange.last.refuse_midway()
         checked = saved.check_states(states, self.session.rank, self.session.size)
         self.exchange.residuals.restore(saved.share_of(checked, GRADIENTS, self.session.rank, self.session.size))
-        self.exchange.go_on(StepFlags(False, *saved.units_of(checked[0])))
+        self.exchange.go_on(StepFlags(False, *saved.units_of(checked[0])), Skips.of(saved.skips_of(checked[0])))
 
     def switch(self, choice: Choice) -> None:
         """From the next step on, gradients travel by this choice. Every rank must call it between the same two steps. What codecs keep goes along."""

@@ -20,6 +20,7 @@ from psgc.torch.gradients.buckets import Gradient, SentBucket
 from psgc.torch.gradients.last_step import LastStep, StepFlags
 from psgc.torch.gradients.layouts import Declared, Layouts
 from psgc.torch.gradients.observer import Observer
+from psgc.torch.gradients.skips import Skips
 from psgc.torch.plans.choice import Choice
 from psgc.torch.session.run_report import report_of
 from psgc.torch.state.carried import CarriedResiduals, add_carried
@@ -114,10 +115,10 @@ class GradientExchange(Generic[B]):
         """What codecs keep of the gradients between two steps. saved: for a state, which has nothing of p.grad; else the script keeps p.grad."""
         return self.residuals.collect(self.last.unsaved if saved else self.last.was_put_back, self.last.forgets)
 
-    def go_on(self, units: StepFlags) -> None:
-        """Resume from residuals of an earlier job, in these units: existing layouts are dropped, and the next step declares new ones. Raises UsageError in the
-        middle of a step."""
-        self.last.go_on(units)
+    def go_on(self, units: StepFlags, skips: Skips) -> None:
+        """Resume from residuals of an earlier job, in these units, and from its counts: existing layouts are dropped, and the next step declares new ones.
+        Raises UsageError in the middle of a step."""
+        self.last.go_on(units, skips)
         self._give_up_layouts()
 
     def leave(self) -> None:

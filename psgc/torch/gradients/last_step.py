@@ -50,7 +50,7 @@ class LastStep:
     outcome: what became of the last step: still "delivered" in p.grad; "settled": an optimizer has applied it, or the script went on without, and used or
     discarded the gradients as it liked; or "put back" (the loss scaler skipped it, or put_back() was called), which the next step's flag tells the
     servers, so that it goes back into the residual. "raised": put back because this rank's backward raised after some of its gradients had left.
-    flags: of the step under way; None between two steps.
+    flags: of the step under way; None between two steps. skips: counts of steps, and of results without one.
     """
 
     def __init__(self, rates: Callable[[], tuple[float, ...]] | None = None) -> None:
@@ -58,7 +58,7 @@ class LastStep:
         self.flags: StepFlags | None = None
         self._sent: StepFlags | None = None  # of the last step
         self._loaded = False  # they were loaded, and no step has been taken since
-        self._skips, self._forgets = Skips(), False
+        self.skips, self._forgets = Skips(), False
         self._rates = rates or (lambda: ())
         self._loss_scale: Callable[[], float] | None = None
 
@@ -84,7 +84,7 @@ class LastStep:
     @property
     def unsaved(self) -> bool:
         """Whether the last result is in no parameter: what is still in p.grad is not saved, and counts as put back, but in scripts that use it by hand."""
-        return self.was_put_back or (self.outcome == "delivered" and not self._skips.by_hand)
+        return self.was_put_back or (self.outcome == "delivered" and not self.skips.by_hand)
 
     @property
     def units(self) -> StepFlags:
@@ -126,7 +126,7 @@ class LastStep:
         """The script goes on without a step: a result that was delivered was its to use or to discard, as in DDP. Returns whether there was one."""
         if self.outcome != "delivered":
             return False
-        self.outcome, self._forgets = "settled", self._skips.leave()
+        self.outcome, self._forgets = "settled", self.skips.leave()
         return True
 
     def end(self, applied: bool) -> bool:
@@ -134,7 +134,7 @@ class LastStep:
         Returns whether a result that was there has been applied."""
         delivered = self.outcome == "delivered"
         if applied and delivered:
-            self._skips.step()
+            self.skips.step()
         if (applied or delivered) and self.outcome != "raised":  # of a step that was given up, step() has nothing to apply
             self.outcome = "settled" if applied else "put back"
         return applied and delivered
@@ -143,9 +143,10 @@ class LastStep:
         """What was put back has been collected with the residuals, or is in another session."""
         self.outcome = "settled"
 
-    def go_on(self, units: StepFlags) -> None:
-        """Go on from residuals of an earlier job, in these units. Raises UsageError in the middle of a step."""
+    def go_on(self, units: StepFlags, skips: Skips) -> None:
+        """Go on from residuals of an earlier job, in these units, and from its counts. Raises UsageError in the middle of a step."""
         self.refuse_midway()
+        self.skips = skips
         self._sent, self._loaded, self.outcome, self._forgets = units, True, "settled", False
 
     def rejoin(self) -> None:

@@ -10,7 +10,8 @@ Pure; the same on all ranks whose scripts do the same.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Final
 
 # Steps for each result without one, with which such a result is an exception; critics of GANs are stepped five times.
@@ -33,6 +34,15 @@ class Skips:
     def by_hand(self) -> bool:
         """Whether the script has results and never steps: it uses them in updates of its own."""
         return self.left > 0 and self.applied == 0
+
+    def state(self) -> dict[str, int]:
+        """The counts, to be saved with the residuals."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, state: Mapping[str, int]) -> Skips:
+        """Those of ``state``; of a state without counts those of a new job."""
+        return cls(**state)
 
     def step(self) -> None:
         self.applied += 1

@@ -26,6 +26,7 @@ from psgc.torch.gradients.in_backward import BackwardGradients
 from psgc.torch.gradients.last_step import StepFlags
 from psgc.torch.gradients.linearity import CodecAdvice, learning_rates
 from psgc.torch.gradients.profiler import JobObserver
+from psgc.torch.gradients.skips import Skips
 from psgc.torch.optimizers.refusals import refuse_foreign
 from psgc.torch.plans.choice import Choice, Given, chosen, named, refuse_asynchronous
 from psgc.torch.session import api
@@ -264,7 +265,7 @@ class Distributed(torch.optim.Optimizer):
         gradients = self._psgc_gradients
         units = gradients.exchange.last.units
         kinds = {kind: gradients.kept() if kind == GRADIENTS else of.collect(False) for kind, of in self._psgc_residuals().items()}
-        return saved.state_of(gradients.session, kinds, units.loss_scale, units.rates)
+        return saved.state_of(gradients.session, kinds, units.loss_scale, units.rates, gradients.exchange.last.skips.state())
 
     def load_residual_state_dict(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Go on from ``residual_state_dict()``: this rank's own, or a list of all ranks' where the number of workers is another now. With
@@ -277,7 +278,7 @@ class Distributed(torch.optim.Optimizer):
         kinds = {kind: saved.share_of(checked, kind, rank, size) for kind in self._psgc_residuals()}
         for kept in kinds.values():
             check_sizes(exchange.specs, kept)
-        exchange.go_on(StepFlags(False, *saved.units_of(checked[0])))
+        exchange.go_on(StepFlags(False, *saved.units_of(checked[0])), Skips.of(saved.skips_of(checked[0])))
         for kind, of in self._psgc_residuals().items():
             of.restore(kinds[kind])
 

@@ -1,6 +1,7 @@
 """The saved form of what codecs keep: plain types and tensors, as torch.save and torch.load(weights_only=True) take them.
 
     {"format": 2, "rank", "size", "loss_scale", "rates": [...],
+     "skips": {"applied", "left", "credit"},                                    counts of results without a step, the same on all ranks
      "memories": {kind: {name: {"residual"?, "velocity"?, "factors"?}}},        this rank's own, flat, by tensor
      "servers":  {kind: {name: residual}},                                      the servers', of the buckets this rank answers for
      "layouts":  {kind: [{"declaration": {...}, "planned", "workers", "exact": {place: {"rescale", "bytes", "velocity"?}}}]},
@@ -39,10 +40,12 @@ CHANGES: Final = "changes"  # the kind of residuals of asynchronous training, wh
 State = Mapping[str, Any]
 
 
-def state_of(session: Session, kinds: Mapping[str, Kept], loss_scale: float = 1.0, rates: Sequence[float] = ()) -> dict[str, Any]:
-    """The saved form of what this rank keeps of each kind. loss_scale, rates: in whose units residuals are."""
+def state_of(
+    session: Session, kinds: Mapping[str, Kept], loss_scale: float = 1.0, rates: Sequence[float] = (), skips: Mapping[str, int] | None = None
+) -> dict[str, Any]:  # fmt: skip
+    """The saved form of what this rank keeps of each kind. loss_scale, rates: in whose units residuals are. skips: counts of steps, and of results without."""
     return {
-        "format": FORMAT, "rank": session.rank, "size": session.size, "loss_scale": loss_scale, "rates": list(rates),
+        "format": FORMAT, "rank": session.rank, "size": session.size, "loss_scale": loss_scale, "rates": list(rates), "skips": dict(skips or {}),
         "memories": {kind: {name: _packed(memory) for name, memory in kept.tensors.items()} for kind, kept in kinds.items()},
         "servers": {kind: {name: torch.from_numpy(values) for name, values in kept.servers.items()} for kind, kept in kinds.items()},
         "layouts": {kind: [_packed_layout(layout) for layout in kept.layouts] for kind, kept in kinds.items()},
@@ -166,6 +169,11 @@ def units_of(state: State) -> tuple[float, tuple[float, ...]]:
     """Loss scale and learning rates of the last step before saving, in whose units residuals are."""
     loss_scale, rates = float(state["loss_scale"]), tuple(map(float, state["rates"]))
     return (loss_scale if math.isfinite(loss_scale) and loss_scale > 0 else 1.0), rates
+
+
+def skips_of(state: State) -> dict[str, int]:
+    """Counts of steps, and of results without one; none in a state of an earlier version."""
+    return {name: int(count) for name, count in state.get("skips", {}).items()}
 
 
 def share_apart(
