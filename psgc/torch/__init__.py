@@ -4,9 +4,10 @@ from psgc.processes.checkpoints import saving
 from psgc.torch.ddp.data_parallel import DistributedDataParallel
 from psgc.torch.ddp.hook import ddp_hook
 from psgc.torch.gradients.profiler import profile_model
-from psgc.torch.optimizers.adam import OneBitAdam, ZeroOneAdam
 from psgc.torch.optimizers.cross_barrier import CrossBarrier
 from psgc.torch.optimizers.distributed import DistributedOptimizer
+from psgc.torch.optimizers.onebit_adam import OneBitAdam
+from psgc.torch.optimizers.zero_one_adam import ZeroOneAdam
 from psgc.torch.session.api import (
     barrier,
     current_session,

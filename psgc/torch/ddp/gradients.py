@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -23,18 +22,13 @@ from psgc.layout import TensorSpec
 from psgc.torch.ddp.completions import Completer, Completion
 from psgc.torch.ddp.parameters import ModelParameters, NextBackward
 from psgc.torch.ddp.told import add_exchange
-from psgc.torch.gradients.buckets import SentBucket, buffer_of
+from psgc.torch.gradients.buckets import FilledBucket
 from psgc.torch.gradients.exchange import GradientExchange
-from psgc.torch.gradients.last_step import StepFlags
-from psgc.torch.gradients.skips import Skips
+from psgc.torch.gradients.front_end import FrontEnd
 from psgc.torch.plans.choice import Choice
-from psgc.torch.session import api
 from psgc.torch.session.run_report import report_of
-from psgc.torch.state import saved
-from psgc.torch.tensors.buffers import dtype_name
+from psgc.torch.tensors.declaring import spec_of
 from psgc.worker.session import Session
-
-GRADIENTS: Final = "gradients"  # the kind of residuals, as in an optimizer's state
 
 
 @dataclass(slots=True, eq=False)
@@ -46,55 +40,32 @@ class Arrival:
     completion: Completion
     last: bool
 
-
-@dataclass(slots=True, eq=False)
-class DdpBucket(SentBucket):
-    """gradients: of this step, so far, by their index; takes_part: whether any of them does."""
-
-    gradients: dict[int, torch.Tensor] = field(default_factory=dict)
-    takes_part: bool = False
-
-    @property
-    def complete(self) -> bool:
-        return len(self.gradients) == len(self.bucket.tensors)
-
-    def reset(self) -> None:
-        self.gradients, self.takes_part, self.ticket = {}, False, None
+    def pairs(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        return zip(self.parameters, self.gradients, strict=True)
 
 
-class DdpGradients:
+class DdpGradients(FrontEnd[FilledBucket]):
     """See the module's text. names: of parameters, for messages and plans, in the model's order. choice: what gradients travel by; a plan must
     be of exactly these parameters."""
 
     def __init__(
         self, session: Session, number: int, choice: Choice, names: Mapping[torch.Tensor, str], completer: Completer
     ) -> None:  # fmt: skip
-        self.exchange: GradientExchange[DdpBucket] = GradientExchange(session, f"ddp{number}", choice, whole=True)
+        super().__init__(GradientExchange(session, f"ddp{number}", choice, whole=True))
         self.parameters = ModelParameters(self.exchange.name, names)
         self.steps = self.gradient_bytes = 0
         self._completer = completer
         self._next = NextBackward(self.exchange.last, self.parameters)
-        self._bucket_of: dict[int, DdpBucket] = {}
+        self._bucket_of: dict[int, FilledBucket] = {}
         self._held: list[Arrival] = []  # of the first step, until there is a layout
-        self._open: list[tuple[Arrival, list[DdpBucket]]] = []  # in order: not handed over yet, and the buckets that each waits for
+        self._open: list[tuple[Arrival, list[FilledBucket]]] = []  # in order: not handed over yet, and the buckets that each waits for
         add_exchange(self)
-        api.add_member(self)
-
-    @property
-    def session(self) -> Session:
-        return self.exchange.session
 
     def check_leaving(self) -> None:
         """Raise UsageError: torch.distributed's process group has one size."""
         raise UsageError(
             "suspend(): a model under torch's DistributedDataParallel cannot go on in a job of another size; use psgc.torch's own"
         )
-
-    def leave(self) -> None:
-        """Never called."""
-
-    def rejoin(self, session: Session) -> None:
-        """Never called."""
 
     def knows(self, parameter: torch.Tensor) -> bool:
         return self.parameters.knows(parameter)
@@ -110,10 +81,10 @@ class DdpGradients:
         if not exchange.last.begun:
             self._begin()
         self._next.watch(arrival.parameters)
-        if exchange.observer is not None:
-            for parameter, gradient in zip(arrival.parameters, arrival.gradients, strict=True):
+        for parameter, gradient in arrival.pairs():
+            if exchange.observer is not None:
                 exchange.observer.ready(self.parameters.name(parameter), gradient)
-        self.gradient_bytes += sum(gradient.numel() * gradient.element_size() for gradient in arrival.gradients)
+            self.gradient_bytes += gradient.numel() * gradient.element_size()
         self._held.append(arrival)
         if not exchange.declared and arrival.last:
             self._declare()
@@ -135,47 +106,42 @@ class DdpGradients:
 
     def _declare(self) -> None:
         """All gradients have come: declare them, in the order in which they came, and wait until every rank has declared them."""
-        exchange, names = self.exchange, self.parameters.names
-        specs: dict[int, TensorSpec] = {}
-        parameters: dict[int, torch.Tensor] = {}
-        used = []
-        for arrival in self._held:
-            for parameter, gradient in zip(arrival.parameters, arrival.gradients, strict=True):
-                index = self.parameters.index(parameter)
-                specs[index] = TensorSpec(names[index], tuple(gradient.shape), dtype_name(gradient, f"gradient of {names[index]!r}"))
-                parameters[index] = parameter
-                if takes_part(parameter, gradient):
-                    used.append(index)
-        missing = [name for index, name in enumerate(names) if index not in specs]
+        names = self.parameters.names
+        found = {
+            self.parameters.index(parameter): (parameter, gradient) for arrival in self._held for parameter, gradient in arrival.pairs()
+        }
+        specs: dict[int, TensorSpec] = {i: spec_of(gradient, names[i], f"gradient of {names[i]!r}") for i, (_, gradient) in found.items()}
+        missing = [name for index, name in enumerate(names) if index not in found]
         if missing:
             raise UsageError(
                 f"DDP did not reduce the gradient of {missing[0]!r} in the first step; freeze parameters before DDP wraps the model"
             )
-        everything = range(len(names))
+        exchange, everything = self.exchange, range(len(names))
         exchange.specs = tuple(specs[index] for index in everything)
-        for layout, _, on_gpu in exchange.declare(exchange.specs, [parameters[index] for index in everything], tuple(specs), used):
-            exchange.buckets += [DdpBucket(layout, bucket, buffer_of(layout, bucket, on_gpu, late=False)) for bucket in layout.buckets]
+        used = [index for index, pair in found.items() if takes_part(*pair)]
+        exchange.declare(
+            lambda declared: FilledBucket.all_of(declared, declared.on_gpu), exchange.specs, [found[index][0] for index in everything],
+            tuple(found), used,
+        )  # fmt: skip
         self._bucket_of = {index: bucket for bucket in exchange.buckets for index in bucket.bucket.tensors}
 
     def _place(self, arrival: Arrival) -> None:
         """Put the arrival's gradients into psgc's buckets, and send the buckets that are now complete."""
-        touched: dict[DdpBucket, None] = {}
-        for parameter, gradient in zip(arrival.parameters, arrival.gradients, strict=True):
+        touched: dict[FilledBucket, None] = {}
+        for parameter, gradient in arrival.pairs():
             index = self.parameters.index(parameter)
             bucket = self._bucket_of.get(index)
             if bucket is None:
                 continue  # a tensor without elements is in none
-            if index in bucket.gradients:
+            if index in bucket.tensors:
                 raise UsageError(
                     f"DDP reduced the gradient of {self.parameters.names[index]!r} twice in a step: did a backward end with an error?"
                 )
-            bucket.gradients[index] = gradient
-            bucket.takes_part = bucket.takes_part or takes_part(parameter, gradient)
+            bucket.put(index, gradient, takes_part(parameter, gradient))
             touched[bucket] = None
         for bucket in touched:
             if bucket.complete:
-                bucket.buffer.bind([bucket.gradients[index] for index in bucket.bucket.tensors])
-                self.exchange.submit(bucket, skip=not bucket.takes_part)
+                self.exchange.submit(bucket)
         self._open.append((arrival, list(touched)))
         self._hand_over()
 
@@ -200,7 +166,7 @@ class DdpGradients:
         exchange = self.exchange
         for bucket in exchange.buckets:
             if bucket.ticket is None:
-                absent = next(self.parameters.names[index] for index in bucket.bucket.tensors if index not in bucket.gradients)
+                absent = next(self.parameters.names[index] for index in bucket.bucket.tensors if index not in bucket.tensors)
                 raise UsageError(f"DDP did not reduce the gradient of {absent!r} in this step, as it did in the first; psgc cannot go on")
             bucket.reset()
         if exchange.observer is not None:
@@ -212,10 +178,6 @@ class DdpGradients:
         self._next.reset()
 
     # what becomes of the result
-
-    def scale_with(self, scale: Callable[[], float]) -> None:
-        """A loss scaler is about to apply or drop the last step's result, which was multiplied by ``scale()``, as later ones will be."""
-        self.exchange.last.scale_with(scale)
 
     def end_step(self, applied: bool) -> None:
         """An optimizer has applied the last result, or dropped it. With several optimizers, one that applies it is enough."""
@@ -236,20 +198,10 @@ class DdpGradients:
         for parameter in self.parameters.present():
             parameter.grad = None
 
-    def state(self) -> dict[str, Any]:
-        """What codecs keep of these gradients, in ``saved``'s form. Every rank must ask, between two steps."""
-        last = self.exchange.last
-        units = last.units
-        if last.waits and not self.parameters.hold_gradients:
-            last.leave()
-        return saved.state_of(self.session, {GRADIENTS: self.exchange.kept()}, units.loss_scale, skips=last.skips.state())
-
-    def go_on(self, states: Sequence[saved.State]) -> None:
-        """Go on from the states of this rank, or of all ranks. Every rank must, between two steps. Raises UsageError for what does not fit."""
-        self.exchange.last.refuse_midway()
-        checked = saved.check_states(states, self.session.rank, self.session.size)
-        self.exchange.residuals.restore(saved.share_of(checked, GRADIENTS, self.session.rank, self.session.size))
-        self.exchange.go_on(StepFlags(False, *saved.units_of(checked[0])), Skips.of(saved.skips_of(checked[0])))
+    def settle(self) -> None:
+        """A result that is no longer in any p.grad was the script's."""
+        if self.exchange.last.waits and not self.parameters.hold_gradients:
+            self.exchange.last.leave()
 
     def switch(self, choice: Choice) -> None:
         """From the next step on, gradients travel by this choice. Every rank must call it between the same two steps. What codecs keep goes along."""

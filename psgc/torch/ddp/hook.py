@@ -27,7 +27,7 @@ from psgc.torch.ddp.completions import Completer, Completion
 from psgc.torch.ddp.gradients import Arrival, DdpGradients
 from psgc.torch.ddp.told import exchanges_of, has_applied
 from psgc.torch.gradients.linearity import CodecAdvice
-from psgc.torch.plans.choice import Given, chosen, named
+from psgc.torch.plans.choice import Given, chosen, switched
 from psgc.torch.session import api
 from psgc.torch.tensors.codec_text import codec_text
 from psgc.worker.session import Session
@@ -131,9 +131,7 @@ class DdpHook:
         """From the next step on, gradients of every model travel by this plan, its file (of which rank 0's is enough) or a codec's text; what codecs keep
         goes along. Call it on every rank between the same two steps: after step(), before the next backward(). Raises UsageError in the middle of
         a step and for a plan that cannot be run; CodecError. Where ``auto`` chose until now, it ends."""
-        choice = named(self._session, plan, "switch_plan")
-        if choice is None:
-            raise UsageError("switch_plan: expected a plan, the path of a plan's file, or codec text; 'none' for no compression")
+        choice = switched(self._session, plan)
         for gradients in self._models:
             gradients.switch(choice)
         self._choice = choice

@@ -1,6 +1,6 @@
 """When a step is over: after how many backwards, and whether at the end of the last one or when the trainer asks.
 
-Owns the count of backwards and the awaited end of the one that hooks run in. Knows no gradients.
+Owns the count of backwards, in all and by gradient, and the awaited end of the one that hooks run in.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 from psgc.torch.gradients import backward_end
 from psgc.torch.gradients.backward_end import BackwardEnd
+from psgc.torch.gradients.buckets import Gradient
 from psgc.torch.gradients.finishing import Finisher, finish
 
 
@@ -49,6 +50,16 @@ class Backwards:
         if not self.late:
             self.late = True
             backward_end.warn_once(reason)
+
+    def count(self, gradient: Gradient) -> int:
+        """A backward has added to the gradient. Returns how many have in this step; 0 if that does not count."""
+        if self.held:
+            return 0
+        if gradient.backward == self.number and not self.late:
+            gradient.note_repeat()
+            return 0
+        gradient.backward = self.number
+        return gradient.count_pass(self.passes)
 
     @contextmanager
     def holding(self) -> Iterator[None]:

@@ -7,7 +7,7 @@ buckets leave.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -48,15 +48,15 @@ class Gradient:
     bucket: GradientBucket | None = None
     accumulator: Any = None
 
-    def count_pass(self, most: int) -> bool:
-        """A backward has added to it. most: backwards that make a step. Returns whether this was the last of them. Raises UsageError for one too many."""
+    def count_pass(self, most: int) -> int:
+        """A backward has added to it. most: backwards that make a step. Returns how many have. Raises UsageError for one too many."""
         self.passes += 1
         if self.passes > most:
             raise UsageError(
                 f"gradient of {self.spec.name!r} was computed {self.passes} times before step(), but backward_passes_per_step is {most}; "
                 f"call step() after each backward, or raise backward_passes_per_step"
             )
-        return self.passes == most
+        return self.passes
 
     def look(self, grad: torch.Tensor) -> None:
         """This gradient takes part in the coming step. Raises UsageError for one that psgc cannot carry."""
@@ -165,8 +165,25 @@ class SentBucket:
 
     @property
     def group(self) -> int:
-        """The parameter group of all its gradients."""
+        """The parameter group of all its tensors."""
         return self.layout.tensors[self.bucket.tensors[0]].group
+
+    @property
+    def skip(self) -> bool:
+        """Whether this rank skips the bucket: none of its tensors takes part."""
+        raise NotImplementedError
+
+    def bind(self) -> None:
+        """Hand the tensors to the buffer for the step that is about to be submitted."""
+        raise NotImplementedError
+
+    def bind_nothing(self) -> None:
+        """Bind the buffer for a step that this rank skips and whose result it does not need."""
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        """Wait for all tensors anew."""
+        self.ticket = None
 
     def release(self) -> None:
         """The layout is given up."""
@@ -176,6 +193,39 @@ def buffer_of(layout: Layout, bucket: Bucket, on_gpu: bool, late: bool) -> Tenso
     """on_gpu: whether gradients on a GPU may be encoded there, where the layout leaves that open. late: as the buffer's."""
     shapes = [layout.tensors[i].shape for i in bucket.tensors]
     return TensorsBuffer(shapes, staging_dtype(bucket.codec, bucket.dtype), where_of(bucket, on_gpu), late)
+
+
+@dataclass(slots=True, eq=False)
+class FilledBucket(SentBucket):
+    """Of tensors that are handed in for each step. tensors: so far, by their index; takes_part: whether any of them does."""
+
+    tensors: dict[int, torch.Tensor] = field(default_factory=dict)
+    takes_part: bool = False
+
+    @classmethod
+    def all_of(cls, declared: Declared, on_gpu: bool = False) -> list[FilledBucket]:
+        """The buckets of a layout. on_gpu: as of ``buffer_of``."""
+        layout = declared.layout
+        return [cls(layout, bucket, buffer_of(layout, bucket, on_gpu, late=False)) for bucket in layout.buckets]
+
+    @property
+    def complete(self) -> bool:
+        return len(self.tensors) == len(self.bucket.tensors)
+
+    def put(self, index: int, tensor: torch.Tensor, takes_part: bool = True) -> None:
+        """Of this step."""
+        self.tensors[index] = tensor
+        self.takes_part = self.takes_part or takes_part
+
+    @property
+    def skip(self) -> bool:
+        return not self.takes_part
+
+    def bind(self) -> None:
+        self.buffer.bind([self.tensors[index] for index in self.bucket.tensors])
+
+    def reset(self) -> None:
+        self.tensors, self.takes_part, self.ticket = {}, False, None
 
 
 @dataclass(slots=True, eq=False)
@@ -208,16 +258,13 @@ class GradientBucket(SentBucket):
 
     @property
     def skip(self) -> bool:
-        """Whether this rank skips the bucket: none of its gradients takes part."""
         return all(gradient.seen is None for gradient in self.gradients)
 
     def bind(self) -> None:
-        """Hand the gradients to the buffer for the step that is about to be submitted."""
         parameters = [gradient.parameter for gradient in self.gradients]
-        self.buffer.bind([parameter.grad for parameter in parameters], parameters)
+        self.buffer.bind([gradient.parameter.grad for gradient in self.gradients], parameters)
 
     def bind_nothing(self) -> None:
-        """Bind the buffer for a step that this rank skips and whose result it does not need."""
         for gradient in self.gradients:
             gradient.seen = None
         self.buffer.bind([None] * len(self.gradients), [gradient.parameter for gradient in self.gradients])

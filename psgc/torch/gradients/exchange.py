@@ -1,26 +1,27 @@
-"""One exchange of gradients with the other ranks: what all front ends share.
+"""One exchange with the other ranks of what an optimizer's steps need from them: what all front ends share.
 
-Owns the buckets and their submissions, which all carry the flags of one step; the switch to another choice; and what codecs keep. A front end says
-when a bucket may leave, who takes the mean, and when a step is over:
+Owns the buckets and their submissions, which all carry the flags of one step; the switch to another choice; and what codecs keep. A front end
+(``front_end.py``) says when a bucket may leave, who takes the mean, and when a step is over:
 
     in_backward   DistributedOptimizer: as soon as backward has finished the bucket; p.grad; when the last backward is over, or when the trainer asks
     ddp.gradients DDP's hook: as soon as DDP has handed over all of it; DDP's own buckets; with DDP's last bucket
     unbarriered   CrossBarrier: as soon as backward has finished it; an update of its parameters; for each layer, before its next forward
+    momenta       OneBitAdam and ZeroOneAdam: as soon as the optimizer has computed it; the optimizer's momenta; within its step
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, TypeVar
 
 import torch
 
+from psgc.errors import UsageError
 from psgc.layout import BucketSpec, Declaration, Layout, TensorSpec
 from psgc.torch.gradients.buckets import Gradient, SentBucket
-from psgc.torch.gradients.last_step import LastStep, StepFlags
+from psgc.torch.gradients.last_step import LastStep
 from psgc.torch.gradients.layouts import Declared, Layouts
 from psgc.torch.gradients.observer import Observer
-from psgc.torch.gradients.skips import Skips
 from psgc.torch.plans.choice import Choice
 from psgc.torch.session.run_report import report_of
 from psgc.torch.state.carried import CarriedResiduals, add_carried
@@ -31,22 +32,23 @@ B = TypeVar("B", bound=SentBucket)
 
 
 class GradientExchange(Generic[B]):
-    """See the module's text. rates: reads the parameter groups' learning rates as they are now; None: residuals do not follow them.
-    choice, whole: as of ``Layouts``.
+    """See the module's text. rates: reads the parameter groups' learning rates as they are now; None: residuals do not follow them. choice, whole, counted:
+    as of ``Layouts``.
 
-    specs: of all gradients that are known so far. buckets: of the layouts by which they travel now.
+    specs: of all tensors that are known so far. buckets: of the layouts by which they travel now.
     observer: who times this rank's steps; None between two steps ends it.
     """
 
     def __init__(
-        self, session: Session, name: str, choice: Choice, rates: Callable[[], tuple[float, ...]] | None = None, whole: bool = False
-    ) -> None:
+        self, session: Session, name: str, choice: Choice, rates: Callable[[], tuple[float, ...]] | None = None, whole: bool = False,
+        counted: bool = False,
+    ) -> None:  # fmt: skip
         self.session, self.name = session, name
         self.specs: tuple[TensorSpec, ...] = ()
         self.buckets: list[B] = []
         self.last = LastStep(rates)
         self.observer: Observer | None = None
-        self._layouts = Layouts(session, name, choice, whole)
+        self._layouts = Layouts(session, name, choice, whole, counted)
         self._carried = CarriedResiduals()  # of a session that this process has left
 
     @property
@@ -79,6 +81,8 @@ class GradientExchange(Generic[B]):
         order = [names[bucket.layout.tensors[i].name] for bucket in self.buckets for i in bucket.bucket.tensors]
         return self._layouts.proposed(self.specs, codec, tuple(order))
 
+    # a step
+
     def switch(self, choice: Choice) -> None:
         """From the next step on, gradients travel by this choice. Every rank must call it between the same two steps. What codecs keep goes along."""
         self._layouts.switch(choice)
@@ -93,38 +97,74 @@ class GradientExchange(Generic[B]):
         self.last.begin()
 
     def declare(
-        self, fresh: tuple[TensorSpec, ...], parameters: Sequence[torch.Tensor], order: tuple[int, ...], used: Sequence[int],
-        fused: tuple[BucketSpec, ...] = (), awaited_singly: bool = False,
-    ) -> Iterator[Declared]:  # fmt: skip
-        """Declare those of ``specs`` that are in no layout yet; see ``Layouts.declare``."""
-        return self._layouts.declare(fresh, parameters, order, used, fused, awaited_singly)
+        self, make: Callable[[Declared], list[B]], fresh: tuple[TensorSpec, ...], parameters: Sequence[torch.Tensor], order: tuple[int, ...],
+        used: Sequence[int], fused: tuple[BucketSpec, ...] = (), awaited_singly: bool = False,
+    ) -> None:  # fmt: skip
+        """Declare those of ``specs`` that are in no layout yet; see ``Layouts.declare``. make: the buckets of each layout."""
+        for layout in self._layouts.declare(fresh, parameters, order, used, fused, awaited_singly):
+            self.buckets += make(layout)
 
-    def submit(self, bucket: B, skip: bool) -> None:
-        """Send the bucket, to whose buffer this step's gradients are bound. skip: this rank has none of them."""
+    def submit(self, bucket: B) -> None:
+        """Send the bucket."""
+        bucket.bind()
+        self._send(bucket)
+
+    def _send(self, bucket: B) -> None:
         assert self.last.flags is not None
         bucket.ticket = self.session.submit(
-            bucket.layout, bucket.bucket.index, bucket.buffer, skip=skip, previous_skipped=self.last.flags.previous_skipped,
+            bucket.layout, bucket.bucket.index, bucket.buffer, skip=bucket.skip, previous_skipped=self.last.flags.previous_skipped,
             rescale=self.last.rescale(bucket.group),
         )  # fmt: skip
 
-    def wait(self) -> None:
-        """Wait for all that has been submitted. Raises what ended the job."""
-        report_of(self.session).wait(self.name, [bucket.ticket for bucket in self.buckets if bucket.ticket is not None])
+    def submit_rest(self) -> None:
+        """Send what has not left yet."""
+        for bucket in self.buckets:
+            if bucket.ticket is None:
+                self.submit(bucket)
+
+    def give_up(self, taking_part: bool) -> bool:
+        """The step under way is not completed here. taking_part: a backward raised when some buckets may have left; the rest is then skipped, because the other
+        ranks wait for it. Returns whether this rank has so taken part in the step."""
+        raised = taking_part and bool(self.buckets)
+        for bucket in self.buckets if raised else ():
+            if bucket.ticket is None:
+                bucket.bind_nothing()
+                self._send(bucket)
+        self.session.wait([bucket.ticket for bucket in self.buckets if raised and bucket.ticket is not None])
+        for bucket in self.buckets:
+            if raised:
+                bucket.buffer.arrive()  # whatever becomes of these gradients now comes after what is still written to them
+            bucket.reset()
+        self.last.give_up(raised)
+        self.leave_to_script()
+        return raised
+
+    def wait(self, buckets: Sequence[B] | None = None) -> None:
+        """Wait for what has been submitted of these buckets; None: of all. Raises what ended the job."""
+        report_of(self.session).wait(self.name, [b.ticket for b in (self.buckets if buckets is None else buckets) if b.ticket is not None])
+
+    def end_step(self, applied: bool = True) -> bool:
+        """An optimizer has applied the last result, or it was not and is to be put back. Returns whether a result that was there has been applied."""
+        ended = self.last.end(applied)
+        if ended:
+            report_of(self.session).step_over(self.name)
+        return ended
+
+    def leave_to_script(self) -> None:
+        """The script goes on without a step: a result that was delivered was its to use or to discard."""
+        if self.last.leave():
+            report_of(self.session).left_to_script(self.name)
+
+    # what codecs keep
 
     def kept(self, saved: bool = True) -> Kept:
-        """What codecs keep of the gradients between two steps. saved: for a state, which has nothing of p.grad; else the script keeps p.grad."""
+        """What codecs keep between two steps. saved: for a state, which has nothing of p.grad; else the script keeps p.grad."""
         return self.residuals.collect(self.last.unsaved if saved else self.last.was_put_back, self.last.forgets)
 
-    def go_on(self, units: StepFlags, skips: Skips) -> None:
-        """Resume from residuals of an earlier job, in these units, and from its counts: existing layouts are dropped, and the next step declares new ones.
-        Raises UsageError in the middle of a step."""
-        self.last.go_on(units, skips)
+    def restore(self, kept: Kept) -> None:
+        """Go on from what an earlier job kept: existing layouts are dropped, and the next step declares new ones."""
+        self.residuals.restore(kept)
         self._give_up_layouts()
-
-    def leave(self) -> None:
-        """The session ends: take along what codecs keep."""
-        kept = self.kept(saved=False)
-        self._carried.take(kept.tensors, kept.servers, self.session.size)
 
     def pay(self, gradients: Iterable[Gradient]) -> None:
         """In the first step after ``rejoin``, add what is carried along to the gradients."""
@@ -132,6 +172,19 @@ class GradientExchange(Generic[B]):
             carried = self._carried.pop(gradient.spec.name, self.session.size, self.last.rescale(gradient.spec.group))
             if carried is not None:
                 gradient.look(add_carried(gradient.parameter, carried))
+
+    # of one session and the next
+
+    def refuse_leaving(self) -> None:
+        """Raise UsageError in the middle of a step, or where ``auto`` or a profile observes steps."""
+        self.last.refuse_midway()
+        if self.observer is not None:
+            raise UsageError("suspend(): auto and PSGC_PROFILE observe the steps of one job; name a codec or a plan, or start a new job")
+
+    def leave(self) -> None:
+        """The session ends: take along what codecs keep."""
+        kept = self.kept(saved=False)
+        self._carried.take(kept.tensors, kept.servers, self.session.size)
 
     def rejoin(self, session: Session) -> None:
         """Go on in another session: all gradients are declared anew in the first step."""

@@ -24,7 +24,7 @@ class Followed:
 
     def __init__(self) -> None:
         self._gradients: list[Gradient] = []
-        self._known: set[int] = set()  # ids of their parameters, which _gradients keeps alive
+        self._known: dict[int, int] = {}  # indices by the ids of their parameters, which _gradients keeps alive
         self._ready: dict[int, None] = {}  # indices of those that are in no layout, in the order in which backward finished them
 
     def __getitem__(self, index: int) -> Gradient:
@@ -40,12 +40,15 @@ class Followed:
     def knows(self, parameter: torch.Tensor) -> bool:
         return id(parameter) in self._known
 
+    def index(self, parameter: torch.Tensor) -> int:
+        return self._known[id(parameter)]
+
     def add(self, follower: Follower, parameters: Iterable[tuple[torch.Tensor, TensorSpec]]) -> bool:
         """Have ``follower`` called for these parameters' gradients, if they require one and are not followed yet. Returns whether there were any."""
         before = len(self._gradients)
         for parameter, spec in parameters:
             if parameter.requires_grad and not self.knows(parameter):
-                self._known.add(id(parameter))
+                self._known[id(parameter)] = len(self._gradients)
                 self._gradients.append(Gradient(parameter, spec))
                 follow(follower, self._gradients[-1], len(self._gradients) - 1)
         return len(self._gradients) > before
@@ -54,13 +57,15 @@ class Followed:
         """Backward has finished a gradient that is in no layout."""
         self._ready[index] = None
 
-    def fresh(self, declared: int) -> tuple[list[Gradient], tuple[int, ...]]:
-        """Those that are in no layout, after so many that are, and the order in which those of them became ready that this rank has, by their places among
-        them."""
-        found = self._gradients[declared:]
-        by_hand = (place for place, gradient in enumerate(found) if gradient.seen is not None)
+    def fresh(self, declared: int) -> list[Gradient]:
+        """Those that are in no layout, after so many that are."""
+        return self._gradients[declared:]
+
+    def order(self, declared: int) -> tuple[int, ...]:
+        """The order in which those of ``fresh`` became ready that this rank has, by their places there."""
+        by_hand = (place for place, gradient in enumerate(self.fresh(declared)) if gradient.seen is not None)
         ready, self._ready = self._ready, {}
-        return found, tuple(dict.fromkeys([*(index - declared for index in ready), *by_hand]))
+        return tuple(dict.fromkeys([*(index - declared for index in ready), *by_hand]))
 
     def look_again(self, late: bool) -> None:
         """The step is about to be sent: see who takes part. late: what hooks have seen may be under way. Raises UsageError for a gradient that was changed when

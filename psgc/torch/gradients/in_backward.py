@@ -8,7 +8,6 @@ Owns when buckets leave and what a step's end does; ``optimizers/distributed.py`
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Iterable
 
@@ -17,17 +16,14 @@ import torch
 from psgc.errors import UsageError
 from psgc.layout import TensorSpec
 from psgc.torch.device.engines import captured
-from psgc.torch.gradients.backwards import Backwards
 from psgc.torch.gradients.buckets import Gradient, GradientBucket
 from psgc.torch.gradients.exchange import GradientExchange
-from psgc.torch.gradients.followed import LOST, Followed
-from psgc.torch.session import api, speed
-from psgc.torch.session.run_report import report_of
-from psgc.torch.state.residuals import Kept
-from psgc.worker.session import Session
+from psgc.torch.gradients.followed import LOST
+from psgc.torch.gradients.front_end import HookedFrontEnd
+from psgc.torch.session import speed
 
 
-class BackwardGradients:
+class BackwardGradients(HookedFrontEnd):
     """See the module's text.
 
     paused: gradients stay local to this rank, and synchronizing does nothing. It is changed between two steps, on all ranks alike.
@@ -36,47 +32,9 @@ class BackwardGradients:
     """
 
     def __init__(self, exchange: GradientExchange[GradientBucket], passes: int, late: bool, watch: Callable[[], None]) -> None:
-        self.exchange = exchange
-        self.backwards = Backwards(passes, late)
-        self.gradients = Followed()
+        super().__init__(exchange, passes, late)
         self.synchronized = self.paused = False
         self._watch = weakref.WeakMethod(watch)
-        self._lock = threading.RLock()  # backward may run hooks in a thread for each device
-        api.add_member(self)
-
-    # of one session and the next
-
-    @property
-    def session(self) -> Session:
-        return self.exchange.session
-
-    def check_leaving(self) -> None:
-        """Raise UsageError in the middle of a step, or where ``auto`` or a profile observes steps."""
-        self.exchange.last.refuse_midway()
-        if self.exchange.observer is not None:
-            raise UsageError("suspend(): auto and PSGC_PROFILE observe the steps of one job; name a codec or a plan, or start a new job")
-
-    def leave(self) -> None:
-        """The session ends: take along what codecs keep."""
-        self._notice_cleared()
-        self.exchange.leave()
-
-    def rejoin(self, session: Session) -> None:
-        """Go on in another session: tensors are declared anew in the first step."""
-        with self._lock:
-            self.exchange.rejoin(session)
-
-    def kept(self) -> Kept:
-        """What codecs keep of the gradients between two steps."""
-        self._notice_cleared()
-        return self.exchange.kept()
-
-    def scale_with(self, scale: Callable[[], float]) -> None:
-        """From now on gradients are multiplied by ``scale()``."""
-        with self._lock:
-            self.exchange.last.scale_with(scale)
-
-    # what hooks call
 
     def watch(self, parameters: Iterable[tuple[torch.Tensor, TensorSpec]]) -> None:
         """Follow these parameters' gradients, if they require one and are not followed yet."""
@@ -84,46 +42,24 @@ class BackwardGradients:
             if self.gradients.add(self, parameters):
                 self.exchange.specs, self.synchronized = self.gradients.specs, False
 
-    def parameter(self, index: int) -> torch.Tensor:
-        return self.gradients[index].parameter
+    # when a bucket leaves
 
     def coming(self, index: int) -> None:
-        """Backward is about to add to a gradient. Runs in autograd's thread."""
-        if not self.paused and not self._captures(index):
+        gradient = self.gradients[index]
+        if not self.stays(gradient):
             with self._lock:
-                self._enter()
-                self.gradients[index].set_aside()
+                self.enter(gradient)
+                gradient.set_aside()
 
-    def ready(self, index: int) -> None:
-        """Backward has added to a gradient. Runs in autograd's thread: counts, and sends the bucket that is complete."""
-        gradient, backwards = self.gradients[index], self.backwards
-        grad = gradient.parameter.grad
-        if grad is None or self.paused:  # None: another hook has taken it
-            return
-        if self._captures(index):
-            gradient.captured = grad
-            return
-        with self._lock:
-            self._enter()
-            gradient.look(grad)
-            if backwards.held:
-                return
-            if gradient.backward == backwards.number and not backwards.late:
-                gradient.note_repeat()
-                return
-            gradient.backward = backwards.number
-            last = gradient.count_pass(backwards.passes)
-            if index >= self.exchange.declared:
-                self.gradients.note_ready(index)
-            if last:
-                self._finished(gradient)
+    def stays(self, gradient: Gradient) -> bool:
+        """Where this backward is captured in a graph, in which nothing is to be sent, it computes nothing yet, and is in no step."""
+        if self.paused or not (self.backwards.held and captured(gradient.parameter)):
+            return self.paused
+        gradient.captured = gradient.parameter.grad
+        return True
 
-    def _captures(self, index: int) -> bool:
-        """Whether this backward is captured in a graph, where it is not to be sent: it computes nothing yet, and is in no step."""
-        return self.backwards.held and captured(self.gradients[index].parameter)
-
-    def _enter(self) -> None:
-        """Called first by every hook: if a new backward has begun, wait for its end."""
+    def enter(self, gradient: Gradient) -> None:
+        """If a new backward has begun, wait for its end."""
         if not self.backwards.entered:
             if self.backwards.lost:
                 self.gradients.let_go()
@@ -134,25 +70,8 @@ class BackwardGradients:
     def _begin(self) -> None:
         self.synchronized = False
         if not self.exchange.last.begun:
-            self._notice_cleared()
+            self.settle()
             self.exchange.begin()
-
-    def _finished(self, gradient: Gradient) -> None:
-        """The gradient's last backward pass is done: send the bucket if it is complete."""
-        observer, trace = self.exchange.observer, self.session.trace
-        if observer is not None and gradient.parameter.grad is not None:
-            observer.ready(gradient.spec.name, gradient.parameter.grad)
-        if trace is not None:
-            trace.gradient(self.exchange.name)
-        bucket = gradient.bucket
-        if bucket is not None:
-            bucket.waiting -= 1
-            if bucket.complete and not (observer is not None and observer.holds):
-                self._submit(bucket)
-
-    def _submit(self, bucket: GradientBucket) -> None:
-        bucket.bind()
-        self.exchange.submit(bucket, bucket.skip)
 
     def replayed(self) -> None:
         """A graph that captured backwards has written its gradients anew; see ``Followed.replayed``."""
@@ -199,18 +118,9 @@ class BackwardGradients:
             self.gradients.look_again(self.backwards.late)
             exchange.pay(self.gradients)
             if not self.declared:
-                self._declare()
-            for bucket in exchange.buckets:
-                if bucket.ticket is None:
-                    self._submit(bucket)
-
-    def _declare(self) -> None:
-        """Declare the gradients that are in no layout yet, and wait until every rank has."""
-        exchange = self.exchange
-        fresh, order = self.gradients.fresh(exchange.declared)
-        specs, parameters = tuple(gradient.spec for gradient in fresh), [gradient.parameter for gradient in fresh]
-        for layout in exchange.declare(specs, parameters, order, order):
-            exchange.buckets += GradientBucket.all_of(layout, fresh)
+                order = self.gradients.order(exchange.declared)
+                self.declare(order, order)
+            exchange.submit_rest()
 
     def receive(self) -> None:
         """Wait for the submitted buckets, and store their means in p.grad."""
@@ -227,13 +137,9 @@ class BackwardGradients:
         if exchange.observer is not None:
             exchange.observer.delivered()
 
-    # what becomes of the result
-
     def end_step(self, applied: bool) -> None:
         """Note that step() has applied the last result, or that it was not and is to be put back."""
-        ended = self.exchange.last.end(applied)
-        if ended:
-            report_of(self.session).step_over(self.exchange.name)
+        ended = self.exchange.end_step(applied)
         self.gradients.note_step()
         self.synchronized = False
         if ended and self.exchange.observer is not None:
@@ -247,14 +153,10 @@ class BackwardGradients:
             )
         self.end_step(applied=False)
 
-    def _leave_to_script(self) -> None:
-        if self.exchange.last.leave():
-            report_of(self.session).left_to_script(self.exchange.name)
-
-    def _notice_cleared(self) -> None:
+    def settle(self) -> None:
         """Where the last result was cleared without psgc's knowledge, by module.zero_grad() or p.grad = None, it was the script's."""
         if not self.gradients.keeps_mean:
-            self._leave_to_script()
+            self.exchange.leave_to_script()
 
     def forget(self) -> None:
         """zero_grad is about to run: drop the accumulated gradients. Raises UsageError if some of them may be in flight."""
@@ -264,28 +166,10 @@ class BackwardGradients:
                 raise UsageError(
                     f"zero_grad() while the gradient of {begun.spec.name!r} is under way; call it after step() or synchronize(), or before backward()"
                 )
-            raised = begun is not None and bool(self.exchange.buckets)
-            if raised:
-                self._skip_the_rest()
+            self.synchronized = self.exchange.give_up(taking_part=begun is not None)
             self.gradients.reset()
-            for bucket in self.exchange.buckets:
-                bucket.reset()
-            self.backwards.forget()
-            self.exchange.last.give_up(raised)
-            self._leave_to_script()
             self.gradients.note_step()
-            self.synchronized = raised  # this rank has taken part in the step
-
-    def _skip_the_rest(self) -> None:
-        """Skip the buckets that have not left: a backward raised after some had, and the other ranks wait for the rest of the step."""
-        buckets = self.exchange.buckets
-        for bucket in buckets:
-            if bucket.ticket is None:
-                bucket.bind_nothing()
-                self.exchange.submit(bucket, skip=True)
-        self.session.wait([bucket.ticket for bucket in buckets if bucket.ticket is not None])
-        for bucket in buckets:
-            bucket.buffer.arrive()  # whatever becomes of these gradients now comes after what is still written to them
+            self.backwards.forget()
 
     def set_passes(self, passes: int) -> None:
         """Change how many backwards make a step. Raises UsageError between a backward and its step."""

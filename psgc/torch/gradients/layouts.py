@@ -17,10 +17,11 @@ from psgc.layout import BucketSpec, Declaration, Layout, TensorSpec
 from psgc.plan.model.plan import Plan
 from psgc.torch.device.engines import engine_of
 from psgc.torch.plans.choice import Choice, plan_for
+from psgc.torch.plans.fusing import buckets_by_codec
 from psgc.torch.plans.planned import declared_buckets, is_of, leave_for_trace, of_model, write_layout
-from psgc.torch.plans.rules import buckets_by_rule
 from psgc.torch.session.run_report import report_of
 from psgc.torch.state.residuals import Residuals
+from psgc.torch.tensors.declaring import declaration
 from psgc.worker.session import Session
 
 logger = logging.getLogger(__name__)
@@ -38,13 +39,13 @@ class Declared(NamedTuple):
 
 class Layouts:
     """See the module's text. choice: what gradients travel by; a plan must be of exactly these gradients. whole: all gradients are declared at once, as one
-    layout."""
+    layout. counted: the first layout's name has a number, too."""
 
-    def __init__(self, session: Session, name: str, choice: Choice, whole: bool = False) -> None:
+    def __init__(self, session: Session, name: str, choice: Choice, whole: bool = False, counted: bool = False) -> None:
         self.session, self.name, self.choice = session, name, choice
         self.residuals = Residuals(session)
         self.declared = 0  # tensors that are in a layout now
-        self._whole = whole
+        self._whole, self._counted = whole, counted
         self._next: Choice | None = None  # from the next step on
         self._plan: Plan | None = None  # of the present choice
         self._choices = self._layouts = 0  # how many have been declared
@@ -85,16 +86,17 @@ class Layouts:
         planned = self._planned(specs)
         buckets = planned or fused
         if not buckets and choice.rule is not None:
-            buckets = buckets_by_rule(choice.rule, specs, parameters, config.fuse_bytes)
+            codecs = [choice.codec_of(spec.name, parameter) for spec, parameter in zip(specs, parameters, strict=True)]
+            buckets = buckets_by_codec(specs, codecs, config.fuse_bytes)
         default = replace(self._declaration(specs, choice.codec, order, used), buckets=buckets, awaited_singly=awaited_singly)
         self._default = default
         on_gpu = config.gpu_codecs and not planned  # a plan itself says where
-        for declaration, members in self._declarations(default):
-            layout = self.session.declare(declaration)
+        for wanted, members in self._declarations(default):
+            layout = self.session.declare(wanted)
             on_device = on_gpu and all(engine_of(parameters[i]) is not None for i in members)
             self._write(layout, on_device)
             report_of(self.session).laid_out(layout)
-            self.residuals.add(layout, declaration)
+            self.residuals.add(layout, wanted)
             yield Declared(layout, members, on_gpu)
         self.declared += len(specs)
 
@@ -106,6 +108,8 @@ class Layouts:
 
     def _next_name(self) -> str:
         self._layouts += 1
+        if self._counted:
+            return f"{self.name}{self._layouts}"
         return self.name if self._layouts == 1 else f"{self.name}.{self._layouts}"
 
     def proposed(self, specs: tuple[TensorSpec, ...], codec: str, order: tuple[int, ...]) -> Declaration:
@@ -115,11 +119,7 @@ class Layouts:
         return self._declaration(specs, codec, order, order)
 
     def _declaration(self, specs: tuple[TensorSpec, ...], codec: str, order: tuple[int, ...], used: Sequence[int]) -> Declaration:
-        config = self.session.config
-        return Declaration(
-            name=self.name, kind="plan", tensors=specs, codec=codec, mean=True, order=order, used=tuple(sorted(used)),
-            part_bytes=config.part_bytes, fuse_bytes=config.fuse_bytes, min_compress_bytes=config.min_compress_bytes,
-        )  # fmt: skip
+        return declaration(self.session, self.name, "plan", specs, codec, mean=True, order=order, used=tuple(sorted(used)))
 
     def _planned(self, specs: tuple[TensorSpec, ...]) -> tuple[BucketSpec, ...]:
         """The plan's buckets; none where the choice is no plan."""

@@ -20,7 +20,7 @@ from psgc.torch.gradients.exchange import GradientExchange
 from psgc.torch.gradients.forward_waits import ForwardWaits
 from psgc.torch.gradients.linearity import CodecAdvice
 from psgc.torch.gradients.unbarriered import UnbarrieredGradients
-from psgc.torch.optimizers.distributed import Distributed, check_passes, names_of, satisfy_scheduler, spec_of
+from psgc.torch.optimizers.distributed import Distributed, check_passes, names_of, parameter_spec, satisfy_scheduler
 from psgc.torch.optimizers.partial_step import Options, bare_step, options_of, step_for
 from psgc.torch.optimizers.refusals import refuse_foreign
 from psgc.torch.plans.choice import Given, chosen
@@ -79,7 +79,7 @@ def CrossBarrier(  # noqa: N802 - BytePS's name
     amp.install()
     crossing = _Crossing(model, optimizer, bare_step(kind), num_steps)
     specs = {
-        parameter: spec_of(parameter, names[parameter], number)
+        parameter: parameter_spec(parameter, names[parameter], number)
         for number, group in enumerate(optimizer.param_groups) for parameter in group["params"] if parameter.requires_grad
     }  # fmt: skip
     for parameter, spec in specs.items():
@@ -124,16 +124,16 @@ class _Crossing:
         gradients = self.gradients
         gradients.session.check()
         if not gradients.exchange.buckets:
-            order, self._eager = self.waits.learn(gradients.parameters)
-            gradients.declare(order)
+            order, self._eager = self.waits.learn(gradient.parameter for gradient in gradients.gradients)
+            gradients.declare_in(order)
             CodecAdvice().look(optimizer, gradients.exchange.layouts)
-        gradients.wait_all()  # with the options of the last step
+        gradients.wait()  # with the options of the last step
         self._options = options_of(optimizer)
         self._groups = {p: number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}
         taken = gradients.take()
         gradients.wait(self._eager)
         if taken >= self._last:
-            gradients.wait_all()
+            gradients.wait()
 
     def apply(self, parameters: Sequence[torch.Tensor], means: Sequence[torch.Tensor]) -> None:
         optimizer = self._optimizer()
@@ -146,7 +146,7 @@ class _Crossing:
     def wait_all(self) -> None:
         """Apply all updates that are under way."""
         if hasattr(self, "gradients"):
-            self.gradients.wait_all()
+            self.gradients.wait()
 
 
 class CrossBarriered(torch.optim.Optimizer):
@@ -169,7 +169,7 @@ class CrossBarriered(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's. Raises UsageError between backward and step(), when gradients are under way."""
-        if self._psgc_crossing.gradients.busy:
+        if self._psgc_crossing.gradients.gradients.begun:
             raise UsageError("zero_grad() while gradients are under way; call it after step(), or before backward()")
         super().zero_grad(set_to_none)
 

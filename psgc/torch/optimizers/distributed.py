@@ -11,7 +11,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -22,24 +22,21 @@ from psgc.torch.ddp import amp
 from psgc.torch.ddp.told import has_applied
 from psgc.torch.gradients.buckets import GradientBucket
 from psgc.torch.gradients.exchange import GradientExchange
+from psgc.torch.gradients.front_end import Others
 from psgc.torch.gradients.in_backward import BackwardGradients
-from psgc.torch.gradients.last_step import StepFlags
 from psgc.torch.gradients.linearity import CodecAdvice, learning_rates
 from psgc.torch.gradients.profiler import JobObserver
 from psgc.torch.gradients.skips import Skips
 from psgc.torch.optimizers.refusals import refuse_foreign
-from psgc.torch.plans.choice import Choice, Given, chosen, named, refuse_asynchronous
+from psgc.torch.plans.choice import Choice, Given, chosen, refuse_asynchronous, switched
 from psgc.torch.session import api
-from psgc.torch.state import saved
-from psgc.torch.state.residuals import Residuals, check_sizes
 from psgc.torch.tensors.broadcast import check_optimizer, refuse_lbfgs
-from psgc.torch.tensors.buffers import dtype_name
+from psgc.torch.tensors.declaring import spec_of
 from psgc.torch.tensors.push_pull import push_pull_inplace
 from psgc.worker.session import Session
 
 logger = logging.getLogger(__name__)
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
-GRADIENTS: Final = "gradients"  # the kind of residuals that every optimizer has
 
 
 def DistributedOptimizer(  # noqa: N802 - BytePS's and Horovod's name
@@ -221,10 +218,7 @@ class Distributed(torch.optim.Optimizer):
         """From the next step on, gradients travel by this plan, its file (of which rank 0's is enough) or a codec's text; what codecs keep of the gradients
         goes along, so that nothing is lost or applied twice. Call it on every rank between the same two steps: after step(), before the next
         backward(). Where ``auto`` chose until now, it ends. Raises UsageError in the middle of a step and for a plan that cannot be run; CodecError."""
-        choice = named(self._psgc_exchange.session, plan, "switch_plan")
-        if choice is None:
-            raise UsageError("switch_plan: expected a plan, the path of a plan's file, or codec text; 'none' for no compression")
-        self._psgc_switch(choice)
+        self._psgc_switch(switched(self._psgc_exchange.session, plan))
 
     def _psgc_switch(self, choice: Choice) -> None:
         choice.check(self._psgc_names)
@@ -262,29 +256,17 @@ class Distributed(torch.optim.Optimizer):
     def residual_state_dict(self) -> dict[str, Any]:
         """What codecs keep on this rank, and this rank's share of what they keep on the servers, by parameter name, to be saved with
         torch.save: a file for each rank, beside the ``state_dict()`` that is the same on all. Call it between two steps, on every rank."""
-        gradients = self._psgc_gradients
-        units = gradients.exchange.last.units
-        kinds = {kind: gradients.kept() if kind == GRADIENTS else of.collect(False) for kind, of in self._psgc_residuals().items()}
-        return saved.state_of(gradients.session, kinds, units.loss_scale, units.rates, gradients.exchange.last.skips.state())
+        return self._psgc_gradients.state(self._psgc_others())
 
     def load_residual_state_dict(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Go on from ``residual_state_dict()``: this rank's own, or a list of all ranks' where the number of workers is another now. With
         as many workers, the same codec and the same sizes of buckets and parts the job goes on bit for bit; else nothing is lost in the sum.
         Call it on every rank, between two steps, after ``load_state_dict()``. Raises UsageError for what does not fit."""
-        exchange = self._psgc_exchange
-        rank, size = exchange.session.rank, exchange.session.size
-        checked = saved.check_states(states, rank, size)
-        saved.check_kind(checked, GRADIENTS)
-        kinds = {kind: saved.share_of(checked, kind, rank, size) for kind in self._psgc_residuals()}
-        for kept in kinds.values():
-            check_sizes(exchange.specs, kept)
-        exchange.go_on(StepFlags(False, *saved.units_of(checked[0])), Skips.of(saved.skips_of(checked[0])))
-        for kind, of in self._psgc_residuals().items():
-            of.restore(kinds[kind])
+        self._psgc_gradients.go_on(states, self._psgc_others())
 
-    def _psgc_residuals(self) -> dict[str, Residuals]:
-        """Residuals by kind: of the gradients, and of an optimizer's momenta."""
-        return {GRADIENTS: self._psgc_exchange.residuals}
+    def _psgc_others(self) -> Others:
+        """Exchanges beside that of the gradients, by what they carry."""
+        return {}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's. Every rank must add the same; the parameters are declared at the next synchronization."""
@@ -295,7 +277,7 @@ class Distributed(torch.optim.Optimizer):
         """Follow parameters that are new, or require a gradient only now. Raises UsageError for those that something else averages."""
         refuse_foreign(self, self._psgc_names)
         self._psgc_gradients.watch(
-            (parameter, spec_of(parameter, self._psgc_names.get(parameter, f"param.{group}.{index}"), group))
+            (parameter, parameter_spec(parameter, self._psgc_names.get(parameter, f"param.{group}.{index}"), group))
             for group, index, parameter in _parameters(self)
             if not self._psgc_gradients.gradients.knows(parameter)
         )
@@ -308,8 +290,8 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, int, to
             yield group, index, parameter
 
 
-def spec_of(parameter: torch.Tensor, name: str, group: int) -> TensorSpec:
-    return TensorSpec(name, tuple(parameter.shape), dtype_name(parameter, f"parameter {name!r}"), group)
+def parameter_spec(parameter: torch.Tensor, name: str, group: int) -> TensorSpec:
+    return spec_of(parameter, name, f"parameter {name!r}", group)
 
 
 def check_passes(passes: int) -> None:

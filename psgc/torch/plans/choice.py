@@ -42,16 +42,20 @@ class Choice:
     quality: str = SAFE
     rule: Rule | None = None
 
+    def codec_of(self, name: str, parameter: torch.Tensor) -> str:
+        """Of a parameter, where no plan says. Raises CodecError and UsageError where a rule gives none."""
+        return self.codec if self.rule is None else codec_by_rule(self.rule, name, parameter)
+
     def codecs(self, names: Mapping[torch.Tensor, str]) -> list[str]:
         """All codecs that are known so far. names: of the parameters."""
         if self.rule is not None:
-            return sorted({codec_by_rule(self.rule, name, parameter) for parameter, name in names.items()})
+            return sorted({self.codec_of(name, parameter) for parameter, name in names.items()})
         return [self.codec] if self.plan is None else sorted({bucket.codec for bucket in self.plan.buckets})
 
     def check(self, names: Mapping[torch.Tensor, str]) -> None:
         """Raise CodecError naming the first of these parameters that its codec cannot carry; UsageError where a rule gives no codec."""
         for parameter, name in names.items():
-            check_carries(self.codec if self.rule is None else codec_by_rule(self.rule, name, parameter), parameter, name)
+            check_carries(self.codec_of(name, parameter), parameter, name)
 
 
 def chosen(session: Session, given: Given, by: str) -> Choice:
@@ -105,6 +109,14 @@ def named(session: Session, given: Given, by: str) -> Choice | None:
     if rule is None and (seed := seed_among(given)) is not None:
         without_effect.tell_seed(session, *seed)
     return Choice(codec_text(given, "float32")) if rule is None else Choice(rule=rule)
+
+
+def switched(session: Session, given: Given) -> Choice:
+    """What ``switch_plan`` is given. Raises UsageError where it names nothing."""
+    choice = named(session, given, "switch_plan")
+    if choice is None:
+        raise UsageError("switch_plan: expected a plan, the path of a plan's file, or codec text; 'none' for no compression")
+    return choice
 
 
 def _of_file(session: Session, path: str) -> Choice:

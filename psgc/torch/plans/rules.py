@@ -1,18 +1,17 @@
-"""Rules: a codec for each parameter, by its name and what it is; and the buckets that gradients are fused into by a rule.
+"""Rules: a codec for each parameter, by its name and what it is.
 
 A rule is a function of name and parameter, or a mapping of patterns (``{"*.bias": "none", "*": "int8"}``), of which the first that fits counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, Final, TypeAlias
 
 import torch
 
 from psgc.errors import CodecError, UsageError
-from psgc.layout import ITEM_BYTES, BucketSpec, TensorSpec
 from psgc.torch.tensors.codec_text import codec_text
 
 Rule: TypeAlias = Callable[[str, torch.Tensor], Any]
@@ -45,24 +44,3 @@ def codec_by_rule(rule: Rule, name: str, parameter: torch.Tensor) -> str:
         return codec_text(given, dtype)
     except (UsageError, CodecError) as error:
         raise type(error)(f"parameter {name!r}: the rule's {error}") from None
-
-
-def buckets_by_rule(rule: Rule, specs: Sequence[TensorSpec], parameters: Sequence[torch.Tensor], fuse_bytes: int) -> tuple[BucketSpec, ...]:
-    """Gradients of one codec, dtype and parameter group fused in the reverse order of ``specs``, in which backward makes them ready, nearly; as all ranks
-    declare the same buckets, no rank's own order counts. specs, parameters: of the same tensors."""
-    buckets: list[tuple[str, list[int]]] = []
-    open_: dict[tuple[str, str, int], tuple[list[int], int]] = {}  # the bucket that is being filled, and its bytes so far
-    for index in reversed(range(len(specs))):
-        spec = specs[index]
-        nbytes = spec.numel * ITEM_BYTES[spec.dtype]
-        if not nbytes:
-            continue
-        codec = codec_by_rule(rule, spec.name, parameters[index])
-        kind = codec, spec.dtype, spec.group
-        members, filled = open_.get(kind, ([], 0))
-        if not members or filled + nbytes > fuse_bytes:
-            members, filled = [], 0
-            buckets.append((codec, members))
-        members.append(index)
-        open_[kind] = members, filled + nbytes
-    return tuple(BucketSpec(tuple(members), codec, -number) for number, (codec, members) in enumerate(buckets))

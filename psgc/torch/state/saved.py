@@ -36,6 +36,8 @@ from psgc.worker.session import Session
 logger = logging.getLogger(__name__)
 FORMAT: Final = 2
 FORMATS: Final = (1, 2)
+GRADIENTS: Final = "gradients"  # the kind of residuals that every optimizer has
+MOMENTA: Final = "momenta"
 CHANGES: Final = "changes"  # the kind of residuals of asynchronous training, which are of changes of weights
 State = Mapping[str, Any]
 

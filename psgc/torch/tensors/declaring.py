@@ -1,0 +1,28 @@
+"""What psgc declares of tensors: their specs, and declarations with the sizes that the session's configuration sets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from psgc.layout import Declaration, TensorSpec
+from psgc.layout.records import LayoutKind
+from psgc.torch.tensors.buffers import dtype_name
+from psgc.worker.session import Session
+
+
+def spec_of(tensor: torch.Tensor, name: str, what: str, group: int = 0) -> TensorSpec:
+    """Raises UsageError, naming ``what``, for a tensor that psgc does not carry."""
+    return TensorSpec(name, tuple(tensor.shape), dtype_name(tensor, what), group)
+
+
+def declaration(
+    session: Session, name: str, kind: LayoutKind, tensors: tuple[TensorSpec, ...], codec: str, mean: bool, **more: Any
+) -> Declaration:
+    """more: the declaration's other fields."""
+    config = session.config
+    return Declaration(
+        name, kind, tensors, codec, mean, part_bytes=config.part_bytes, fuse_bytes=config.fuse_bytes,
+        min_compress_bytes=config.min_compress_bytes, **more,
+    )  # fmt: skip
