@@ -16,7 +16,6 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from psgc.errors import UsageError
-from psgc.layout import TensorSpec
 from psgc.torch.ddp import amp
 from psgc.torch.ddp.told import add_exchange, exchanges_of, has_applied
 from psgc.torch.gradients.exchange import GradientExchange
@@ -24,7 +23,7 @@ from psgc.torch.gradients.in_backward import BackwardGradients
 from psgc.torch.plans.choice import Given, chosen
 from psgc.torch.session import api
 from psgc.torch.tensors.broadcast import broadcast_parameters, broadcast_tensors
-from psgc.torch.tensors.buffers import dtype_name
+from psgc.torch.tensors.declaring import spec_of
 
 
 class ModelGradients(BackwardGradients):
@@ -100,7 +99,7 @@ class DistributedDataParallel(torch.nn.Module):
     def _watch(self) -> None:
         """Follow parameters that require a gradient only now."""
         self._gradients.watch(
-            (parameter, TensorSpec(name, tuple(parameter.shape), dtype_name(parameter, f"parameter {name!r}")))
+            (parameter, spec_of(parameter, name, f"parameter {name!r}"))
             for name, parameter in self.module.named_parameters()
             if not self._gradients.gradients.knows(parameter)
         )

@@ -66,7 +66,9 @@ class FrontEnd(Generic[B]):
         units = last.units
         self.settle()
         kinds = {saved.GRADIENTS: self.exchange, **(others or {})}
-        return saved.state_of(self.session, {kind: of.kept() for kind, of in kinds.items()}, units.loss_scale, units.rates, last.skips.state())
+        return saved.state_of(
+            self.session, {kind: of.kept() for kind, of in kinds.items()}, units.loss_scale, units.rates, last.skips.state()
+        )
 
     def go_on(self, states: saved.State | Sequence[saved.State], others: Others | None = None) -> None:
         """Go on from the state of this rank, or those of all ranks. Every rank must. Raises UsageError in the middle of a step, and for what does not fit."""

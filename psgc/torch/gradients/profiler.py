@@ -188,7 +188,7 @@ def of_the_slowest(session: Session, iterations: Sequence[Iteration]) -> list[It
     compute_us = torch.zeros(session.size, len(iterations), dtype=torch.float64)
     compute_us[session.rank] = torch.tensor([iteration.compute_us for iteration in iterations], dtype=torch.float64)
     spec = TensorSpec("compute_us", tuple(compute_us.shape), "float64")
-    TensorExchange(session, Declaration("psgc.profile", "adhoc", (spec,), "none", mean=False)).run(lambda _: compute_us)
+    TensorExchange(session, Declaration("psgc.profile", "adhoc", (spec,), "none", mean=False)).run([compute_us])
     slowest = compute_us.max(dim=0).values.tolist()
     return [iteration.stretched(us) for iteration, us in zip(iterations, slowest, strict=True)]
 

@@ -26,7 +26,6 @@ from psgc.torch.gradients.front_end import Others
 from psgc.torch.gradients.in_backward import BackwardGradients
 from psgc.torch.gradients.linearity import CodecAdvice, learning_rates
 from psgc.torch.gradients.profiler import JobObserver
-from psgc.torch.gradients.skips import Skips
 from psgc.torch.optimizers.refusals import refuse_foreign
 from psgc.torch.plans.choice import Choice, Given, chosen, refuse_asynchronous, switched
 from psgc.torch.session import api

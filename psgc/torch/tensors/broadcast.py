@@ -19,7 +19,8 @@ from psgc.errors import UsageError
 from psgc.layout import Declaration, TensorSpec
 from psgc.torch.session import api
 from psgc.torch.tensors import plain
-from psgc.torch.tensors.buffers import TORCH_DTYPES, TensorsBuffer, dtype_name
+from psgc.torch.tensors.buffers import TORCH_DTYPES, TensorsBuffer
+from psgc.torch.tensors.declaring import declaration, spec_of
 from psgc.torch.tensors.plain import TensorPlace
 from psgc.torch.tensors.tensor_exchange import TensorExchange
 from psgc.worker.session import ROOT_OF, Session
@@ -161,20 +162,13 @@ def broadcast_tensors(named: Sequence[tuple[str, torch.Tensor]], root_rank: int,
     if not named:
         return
     tensors = [torch.view_as_real(t.detach()) if t.is_complex() else t.detach() for _, t in named]
-    specs = tuple(
-        TensorSpec(name, tuple(tensor.shape), dtype_name(tensor, f"broadcast of {name!r}"))
-        for (name, _), tensor in zip(named, tensors, strict=True)
-    )
-    declaration = _declaration(session, f"broadcast.{prefix}{_set_number(session, prefix, specs, root_rank)}", specs, root_rank)
-    TensorExchange(session, declaration).run(tensors.__getitem__, skip=session.rank != root_rank)
+    specs = tuple(spec_of(tensor, name, f"broadcast of {name!r}") for (name, _), tensor in zip(named, tensors, strict=True))
+    wanted = f"broadcast.{prefix}{_set_number(session, prefix, specs, root_rank)}"
+    TensorExchange(session, _declaration(session, wanted, specs, root_rank)).run(tensors, skip=session.rank != root_rank)
 
 
 def _declaration(session: Session, name: str, specs: tuple[TensorSpec, ...], root_rank: int) -> Declaration:
-    config = session.config
-    return Declaration(
-        name=name, kind="broadcast", tensors=specs, codec="none", mean=False, root=root_rank, part_bytes=config.part_bytes,
-        fuse_bytes=config.fuse_bytes, min_compress_bytes=config.min_compress_bytes,
-    )  # fmt: skip
+    return declaration(session, name, "broadcast", specs, "none", mean=False, root=root_rank)
 
 
 def _set_number(session: Session, prefix: str, specs: tuple[TensorSpec, ...], root_rank: int) -> int:
@@ -199,8 +193,7 @@ def _agree_on_root(session: Session, name: str, root_rank: int, call: str) -> No
     spec = TensorSpec("roots", (session.size,), "int32")
     buffer = TensorsBuffer([spec.shape], torch.int32)
     buffer.bind([roots])
-    declaration = Declaration(f"{ROOT_OF}{name}", "adhoc", (spec,), "none", mean=False)
-    session.wait([session.submit_named(declaration, buffer)])
+    session.wait([session.submit_named(Declaration(f"{ROOT_OF}{name}", "adhoc", (spec,), "none", mean=False), buffer)])
     first, *others = roots.tolist()
     for rank, root in enumerate(others, 1):
         if root != first:
@@ -219,7 +212,7 @@ def _root_number(session: Session, name: str, root_rank: int) -> int:
 def _move(session: Session, name: str, root_rank: int, message_bytes: int, data: bytearray) -> None:
     """Send ``data`` (on the root), or fill it, in messages of ``message_bytes``: one step of the key ``name`` each."""
     spec = TensorSpec(name, (message_bytes,), "uint8")
-    declaration = _declaration(session, f"broadcast_object.{name}", (spec,), root_rank)
+    wanted = _declaration(session, f"broadcast_object.{name}", (spec,), root_rank)
     padded = torch.zeros(-(-len(data) // message_bytes), message_bytes, dtype=torch.uint8)
     flat = padded.numpy().reshape(-1)
     flat[: len(data)] = np.frombuffer(data, np.uint8)
@@ -227,7 +220,7 @@ def _move(session: Session, name: str, root_rank: int, message_bytes: int, data:
     for message in padded:
         buffer = TensorsBuffer([(message_bytes,)], torch.uint8)
         buffer.bind([message])
-        tickets.append(session.submit_named(declaration, buffer, skip=session.rank != root_rank))
+        tickets.append(session.submit_named(wanted, buffer, skip=session.rank != root_rank))
     session.wait(tickets)
     data[:] = flat[: len(data)].tobytes()
 

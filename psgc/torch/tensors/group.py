@@ -13,10 +13,10 @@ from weakref import WeakKeyDictionary
 import torch
 
 from psgc.errors import UsageError
-from psgc.layout import Declaration, TensorSpec
+from psgc.layout import Declaration
 from psgc.torch.session import api
-from psgc.torch.tensors.buffers import dtype_name
 from psgc.torch.tensors.codec_text import CodecGiven, codec_text
+from psgc.torch.tensors.declaring import declaration, spec_of
 from psgc.torch.tensors.push_pull import push_pull_async_inplace
 from psgc.torch.tensors.tensor_exchange import TensorExchange
 from psgc.worker.session import Session
@@ -40,37 +40,31 @@ def push_pull_group(
     session.check()
     if not isinstance(name, str | None):
         raise UsageError(f"push_pull_group of {name!r}: the name is a {type(name).__name__}, expected text, the same on all ranks, or None")
-    for index, tensor in enumerate(tensors):
-        dtype_name(tensor, f"push_pull_group of {name!r}, tensor {index}")
+    wanted = _declaration(session, tensors, average, name, compression)
     outputs = [tensor.detach().clone(memory_format=torch.contiguous_format).resolve_neg() for tensor in tensors]
-    declaration = _declaration(session, outputs, average, name or UNNAMED, compression)
-    if any(spec.numel for spec in declaration.tensors):
-        _exchange(session, declaration).run(outputs.__getitem__)
+    if any(spec.numel for spec in wanted.tensors):
+        _exchange(session, wanted).run(outputs)
     return outputs
 
 
-def _declaration(session: Session, tensors: list[torch.Tensor], average: bool, name: str, compression: CodecGiven) -> Declaration:
-    specs = tuple(
-        TensorSpec(f"{name}.{index}", tuple(tensor.shape), dtype_name(tensor, f"push_pull_group of {name!r}, tensor {index}"))
-        for index, tensor in enumerate(tensors)
-    )
+def _declaration(
+    session: Session, tensors: Sequence[torch.Tensor], average: bool, name: str | None, compression: CodecGiven
+) -> Declaration:  # fmt: skip
+    what, name = f"push_pull_group of {name!r}", name or UNNAMED
+    specs = tuple(spec_of(tensor, f"{name}.{index}", f"{what}, tensor {index}") for index, tensor in enumerate(tensors))
     codecs = {codec_text(compression, spec.dtype) for spec in specs} or {"none"}
-    config = session.config
-    return Declaration(
-        name=f"push_pull_group.{name}", kind="adhoc", tensors=specs, codec=min(codecs), mean=bool(average), part_bytes=config.part_bytes,
-        fuse_bytes=config.fuse_bytes, min_compress_bytes=config.min_compress_bytes,
-    )  # fmt: skip
+    return declaration(session, f"push_pull_group.{name}", "adhoc", specs, min(codecs), bool(average))
 
 
-def _exchange(session: Session, declaration: Declaration) -> TensorExchange:
+def _exchange(session: Session, wanted: Declaration) -> TensorExchange:
     known = _exchanges.setdefault(session, {})
-    found = known.get(declaration.name)
-    if found is not None and found[0] != declaration:
+    found = known.get(wanted.name)
+    if found is not None and found[0] != wanted:
         raise UsageError(
-            f"{declaration.name!r} was of {len(found[0].tensors)} other tensors before, or of another sum or codec; give each group its own name"
+            f"{wanted.name!r} was of {len(found[0].tensors)} other tensors before, or of another sum or codec; give each group its own name"
         )
     if found is None:
-        found = known[declaration.name] = declaration, TensorExchange(session, declaration)
+        found = known[wanted.name] = wanted, TensorExchange(session, wanted)
     return found[1]
 
 

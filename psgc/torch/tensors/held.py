@@ -18,12 +18,11 @@ from numpy.typing import NDArray
 from psgc.codecs import parse_scheme
 from psgc.codecs.scheme import PairScheme
 from psgc.errors import CodecError, UsageError
-from psgc.layout import Declaration, TensorSpec
 from psgc.layout.update_rule import UpdateRule
 from psgc.server.weights.rules import apply_rule
 from psgc.torch.session import api
-from psgc.torch.tensors.buffers import dtype_name
 from psgc.torch.tensors.codec_text import given_text
+from psgc.torch.tensors.declaring import declaration, spec_of
 from psgc.worker.residuals.residual import LayoutMemory
 from psgc.worker.session import Session, Ticket
 
@@ -84,7 +83,7 @@ class HeldTensors:
         self.rule = UpdateRule.parse(rule)
         if config.wire == "pslite":
             raise UsageError("HeldTensors: servers of BytePS's wire hold no tensors; leave PSGC_WIRE=pslite out")
-        specs = tuple(TensorSpec(key, tuple(tensor.shape), dtype_name(tensor, f"tensor {key!r}")) for key, tensor in tensors.items())
+        specs = tuple(spec_of(tensor, key, f"tensor {key!r}") for key, tensor in tensors.items())
         names = _made.setdefault(session, set())
         if name in names:
             raise UsageError(f"HeldTensors: the name {name!r} was used before in this job; choose another")
@@ -97,9 +96,8 @@ class HeldTensors:
         self._layout = None
         self._buffers: list[_Flat] = []
         if not config.solo:
-            self._layout = session.declare(Declaration(
-                name=f"weights.{name}", kind="weights", tensors=specs, codec=one_way(given_text(compression)), mean=False,
-                part_bytes=config.part_bytes, fuse_bytes=config.fuse_bytes, min_compress_bytes=config.min_compress_bytes, rule=self.rule.canonical,
+            self._layout = session.declare(declaration(
+                session, f"weights.{name}", "weights", specs, one_way(given_text(compression)), mean=False, rule=self.rule.canonical,
                 past_steps=0 if memory is None else memory.steps,
             ))  # fmt: skip
             for bucket in self._layout.buckets:

@@ -19,6 +19,7 @@ from psgc.torch.session import api, speed, without_effect
 from psgc.torch.tensors.buffers import TensorsBuffer, dtype_name, staging_dtype
 from psgc.torch.tensors.byteps_options import options_text, seed_among
 from psgc.torch.tensors.codec_text import CodecGiven, codec_text
+from psgc.torch.tensors.declaring import declaration
 from psgc.worker.session import Session, Ticket
 
 # Unnamed calls of one signature take turns on this many names: memory stays bounded, and this many can be in flight at once.
@@ -89,9 +90,9 @@ def push_pull_async(
     Raises:       UsageError for a dtype that psgc does not carry, a name used before for another shape, or a repeated version; CodecError.
     """
     _check_call(tensor, name)
-    declaration = _declared(tensor, average, name, compression)
+    declared = _declared(tensor, average, name, compression)
     _check_turn(name, version, priority)
-    return _start(declaration, tensor.detach().clone(memory_format=torch.contiguous_format).resolve_neg(), priority)
+    return _start(declared, tensor.detach().clone(memory_format=torch.contiguous_format).resolve_neg(), priority)
 
 
 def push_pull_async_inplace(
@@ -102,9 +103,9 @@ def push_pull_async_inplace(
     _check_call(tensor, name)
     if any(stride == 0 and length > 1 for stride, length in zip(tensor.stride(), tensor.shape, strict=True)):
         raise UsageError(f"push_pull of {name!r} in place: elements of an expanded tensor share memory; call contiguous() first")
-    declaration = _declared(tensor, average, name, compression)
+    declared = _declared(tensor, average, name, compression)
     _check_turn(name, version, priority)
-    return _start(declaration, tensor, priority)
+    return _start(declared, tensor, priority)
 
 
 def push_pull(
@@ -236,15 +237,15 @@ def _carried(tensor: torch.Tensor, name: str | None, compression: CodecGiven) ->
         raise CodecError(f"{what}: {error}") from None
 
 
-def _start(declaration: Declaration, tensor: torch.Tensor, priority: int) -> int:
-    session, spec = api.current_session(), declaration.tensors[0]
+def _start(declared: Declaration, tensor: torch.Tensor, priority: int) -> int:
+    session, spec = api.current_session(), declared.tensors[0]
     ticket = None
     if tensor.numel():
-        buffer = TensorsBuffer([spec.shape], staging_dtype(declaration.codec, spec.dtype))
+        buffer = TensorsBuffer([spec.shape], staging_dtype(declared.codec, spec.dtype))
         buffer.bind([tensor])
         if priority:
             without_effect.tell_priority(session, spec.name, priority)
-        ticket = session.submit_named(declaration, buffer, priority=priority)
+        ticket = session.submit_named(declared, buffer, priority=priority)
     handle = _handles.next()
     names = _names_of(session)
     with names.lock:
@@ -253,24 +254,21 @@ def _start(declaration: Declaration, tensor: torch.Tensor, priority: int) -> int
 
 
 def _declaration(session: Session, name: str, shape: tuple[int, ...], dtype: str, codec: str, average: bool) -> Declaration:
-    names, config = _names_of(session), session.config
-    declaration = Declaration(
-        name=f"push_pull.{name}", kind="adhoc", tensors=(TensorSpec(name, shape, dtype),), codec=codec, mean=bool(average),
-        part_bytes=config.part_bytes, fuse_bytes=config.fuse_bytes, min_compress_bytes=config.min_compress_bytes,
-    )  # fmt: skip
+    names = _names_of(session)
+    wanted = declaration(session, f"push_pull.{name}", "adhoc", (TensorSpec(name, shape, dtype),), codec, bool(average))
     with names.lock:
         known = names.declared.get(name)
         if known is None:
-            build_layout(declaration, layout_id=0, servers=1, workers=session.size)  # raises what a job could not carry
-            known = names.declared[name] = declaration
-    if known != declaration:
-        raise UsageError(f"push_pull of {name!r}: was {_described(known)} before, is {_described(declaration)} now; use another name")
+            build_layout(wanted, layout_id=0, servers=1, workers=session.size)  # raises what a job could not carry
+            known = names.declared[name] = wanted
+    if known != wanted:
+        raise UsageError(f"push_pull of {name!r}: was {_described(known)} before, is {_described(wanted)} now; use another name")
     return known
 
 
-def _described(declaration: Declaration) -> str:
-    spec = declaration.tensors[0]
-    return f"the {'mean' if declaration.mean else 'sum'} of {spec.dtype}{list(spec.shape)} with codec {declaration.codec}"
+def _described(declared: Declaration) -> str:
+    spec = declared.tensors[0]
+    return f"the {'mean' if declared.mean else 'sum'} of {spec.dtype}{list(spec.shape)} with codec {declared.codec}"
 
 
 def _unnamed(tensor: torch.Tensor, average: bool, codec: str) -> str:
