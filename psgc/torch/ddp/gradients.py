@@ -22,12 +22,12 @@ from psgc.layout import TensorSpec
 from psgc.torch.ddp.completions import Completer, Completion
 from psgc.torch.ddp.parameters import ModelParameters, NextBackward
 from psgc.torch.ddp.told import add_exchange
-from psgc.torch.gradients.buckets import FilledBucket
 from psgc.torch.gradients.exchange import GradientExchange
 from psgc.torch.gradients.front_end import FrontEnd
 from psgc.torch.plans.choice import Choice
 from psgc.torch.session.run_report import report_of
 from psgc.torch.tensors.declaring import spec_of
+from psgc.torch.tensors.sent import FilledBucket
 from psgc.worker.session import Session
 
 
@@ -120,7 +120,7 @@ class DdpGradients(FrontEnd[FilledBucket]):
         exchange.specs = tuple(specs[index] for index in everything)
         used = [index for index, pair in found.items() if takes_part(*pair)]
         exchange.declare(
-            lambda declared: FilledBucket.all_of(declared, declared.on_gpu), exchange.specs, [found[index][0] for index in everything],
+            lambda made: FilledBucket.all_of(made.layout, made.on_gpu), exchange.specs, [found[index][0] for index in everything],
             tuple(found), used,
         )  # fmt: skip
         self._bucket_of = {index: bucket for bucket in exchange.buckets for index in bucket.bucket.tensors}

@@ -7,17 +7,17 @@ buckets leave.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils.weak import TensorWeakRef
 
 from psgc.errors import UsageError
-from psgc.layout import Bucket, Layout, TensorSpec
+from psgc.layout import TensorSpec
 from psgc.torch.gradients.layouts import Declared
-from psgc.torch.tensors.buffers import TensorsBuffer, staging_dtype, where_of
-from psgc.worker.session import Ticket
+from psgc.torch.tensors.buffers import TensorsBuffer
+from psgc.torch.tensors.sent import SentBucket, buffer_of
 
 
 @dataclass(slots=True, eq=False)
@@ -155,83 +155,10 @@ class Gradient:
 
 
 @dataclass(slots=True, eq=False)
-class SentBucket:
-    """One bucket of a declared layout, and its step under way. ticket: None while it has not left."""
-
-    layout: Layout
-    bucket: Bucket
-    buffer: TensorsBuffer
-    ticket: Ticket | None = None
-
-    @property
-    def group(self) -> int:
-        """The parameter group of all its tensors."""
-        return self.layout.tensors[self.bucket.tensors[0]].group
-
-    @property
-    def skip(self) -> bool:
-        """Whether this rank skips the bucket: none of its tensors takes part."""
-        raise NotImplementedError
-
-    def bind(self) -> None:
-        """Hand the tensors to the buffer for the step that is about to be submitted."""
-        raise NotImplementedError
-
-    def bind_nothing(self) -> None:
-        """Bind the buffer for a step that this rank skips and whose result it does not need."""
-        raise NotImplementedError
-
-    def reset(self) -> None:
-        """Wait for all tensors anew."""
-        self.ticket = None
-
-    def release(self) -> None:
-        """The layout is given up."""
-
-
-def buffer_of(layout: Layout, bucket: Bucket, on_gpu: bool, late: bool) -> TensorsBuffer:
-    """on_gpu: whether gradients on a GPU may be encoded there, where the layout leaves that open. late: as the buffer's."""
-    shapes = [layout.tensors[i].shape for i in bucket.tensors]
-    return TensorsBuffer(shapes, staging_dtype(bucket.codec, bucket.dtype), where_of(bucket, on_gpu), late)
-
-
-@dataclass(slots=True, eq=False)
-class FilledBucket(SentBucket):
-    """Of tensors that are handed in for each step. tensors: so far, by their index; takes_part: whether any of them does."""
-
-    tensors: dict[int, torch.Tensor] = field(default_factory=dict)
-    takes_part: bool = False
-
-    @classmethod
-    def all_of(cls, declared: Declared, on_gpu: bool = False) -> list[FilledBucket]:
-        """The buckets of a layout. on_gpu: as of ``buffer_of``."""
-        layout = declared.layout
-        return [cls(layout, bucket, buffer_of(layout, bucket, on_gpu, late=False)) for bucket in layout.buckets]
-
-    @property
-    def complete(self) -> bool:
-        return len(self.tensors) == len(self.bucket.tensors)
-
-    def put(self, index: int, tensor: torch.Tensor, takes_part: bool = True) -> None:
-        """Of this step."""
-        self.tensors[index] = tensor
-        self.takes_part = self.takes_part or takes_part
-
-    @property
-    def skip(self) -> bool:
-        return not self.takes_part
-
-    def bind(self) -> None:
-        self.buffer.bind([self.tensors[index] for index in self.bucket.tensors])
-
-    def reset(self) -> None:
-        self.tensors, self.takes_part, self.ticket = {}, False, None
-
-
-@dataclass(slots=True, eq=False)
 class GradientBucket(SentBucket):
     """Of gradients in p.grad. waiting: gradients that backward has yet to finish before the bucket may leave."""
 
+    buffer: TensorsBuffer
     gradients: tuple[Gradient, ...] = ()
     waiting: int = 0
 
@@ -269,9 +196,12 @@ class GradientBucket(SentBucket):
             gradient.seen = None
         self.buffer.bind([None] * len(self.gradients), [gradient.parameter for gradient in self.gradients])
 
+    def arrive(self) -> None:
+        self.buffer.arrive()
+
     def deliver(self) -> None:
         """The step is done: gradients that did not exist get made, unless every rank skipped or the parameter was frozen."""
-        self.buffer.arrive()
+        self.arrive()
         if not self.buffer.skipped:
             for gradient, made in zip(self.gradients, self.buffer.made, strict=True):
                 gradient.zero = None

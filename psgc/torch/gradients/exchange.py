@@ -18,7 +18,7 @@ import torch
 
 from psgc.errors import UsageError
 from psgc.layout import BucketSpec, Declaration, Layout, TensorSpec
-from psgc.torch.gradients.buckets import Gradient, SentBucket
+from psgc.torch.gradients.buckets import Gradient
 from psgc.torch.gradients.last_step import LastStep
 from psgc.torch.gradients.layouts import Declared, Layouts
 from psgc.torch.gradients.observer import Observer
@@ -26,6 +26,7 @@ from psgc.torch.plans.choice import Choice
 from psgc.torch.session.run_report import report_of
 from psgc.torch.state.carried import CarriedResiduals, add_carried
 from psgc.torch.state.residuals import Kept, Residuals
+from psgc.torch.tensors.sent import SentBucket
 from psgc.worker.session import Session
 
 B = TypeVar("B", bound=SentBucket)
@@ -111,10 +112,7 @@ class GradientExchange(Generic[B]):
 
     def _send(self, bucket: B) -> None:
         assert self.last.flags is not None
-        bucket.ticket = self.session.submit(
-            bucket.layout, bucket.bucket.index, bucket.buffer, skip=bucket.skip, previous_skipped=self.last.flags.previous_skipped,
-            rescale=self.last.rescale(bucket.group),
-        )  # fmt: skip
+        bucket.send(self.session, self.last.flags.previous_skipped, self.last.rescale(bucket.group))
 
     def submit_rest(self) -> None:
         """Send what has not left yet."""
@@ -133,7 +131,7 @@ class GradientExchange(Generic[B]):
         self.session.wait([bucket.ticket for bucket in self.buckets if raised and bucket.ticket is not None])
         for bucket in self.buckets:
             if raised:
-                bucket.buffer.arrive()  # whatever becomes of these gradients now comes after what is still written to them
+                bucket.arrive()
             bucket.reset()
         self.last.give_up(raised)
         self.leave_to_script()

@@ -12,10 +12,10 @@ import torch
 
 from psgc.errors import UsageError
 from psgc.layout import TensorSpec
-from psgc.torch.gradients.buckets import FilledBucket
 from psgc.torch.gradients.exchange import GradientExchange
 from psgc.torch.gradients.front_end import FrontEnd
 from psgc.torch.plans.choice import Choice
+from psgc.torch.tensors.sent import FilledBucket
 from psgc.worker.session import Session
 
 
@@ -38,17 +38,13 @@ class Momenta(FrontEnd[FilledBucket]):
             exchange.switch(exchange.choice)
         exchange.begin()
         if not exchange.declared:
-            exchange.declare(FilledBucket.all_of, specs, parameters, everything, everything)
-        sent: list[torch.Tensor] = []
+            exchange.declare(lambda made: FilledBucket.all_of(made.layout), specs, parameters, everything, everything)
         for bucket in exchange.buckets:
             for index in bucket.bucket.tensors:
                 bucket.put(index, outgoing(index))
             exchange.submit(bucket)
-            sent += bucket.tensors.values()
         exchange.wait()
         for bucket in exchange.buckets:
-            bucket.reset()
+            bucket.take()
         exchange.last.deliver()
         exchange.end_step()
-        for tensor in sent:
-            torch.autograd.graph.increment_version(tensor)  # it was written behind autograd's back

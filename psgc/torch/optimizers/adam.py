@@ -26,7 +26,8 @@ import torch
 from psgc.errors import UsageError
 from psgc.torch.gradients.front_end import Others
 from psgc.torch.gradients.momenta import Momenta
-from psgc.torch.optimizers.distributed import Distributed, check_passes, parameter_spec
+from psgc.torch.optimizers.distributed import Distributed
+from psgc.torch.optimizers.wrapping import check_passes, parameter_spec
 from psgc.torch.plans.choice import Choice
 from psgc.torch.session import api
 from psgc.torch.state.saved import MOMENTA

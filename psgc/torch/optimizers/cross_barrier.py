@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar
 
 import torch
 
@@ -20,9 +20,10 @@ from psgc.torch.gradients.exchange import GradientExchange
 from psgc.torch.gradients.forward_waits import ForwardWaits
 from psgc.torch.gradients.linearity import CodecAdvice
 from psgc.torch.gradients.unbarriered import UnbarrieredGradients
-from psgc.torch.optimizers.distributed import Distributed, check_passes, names_of, parameter_spec, satisfy_scheduler
+from psgc.torch.optimizers.distributed import Distributed
 from psgc.torch.optimizers.partial_step import Options, bare_step, options_of, step_for
 from psgc.torch.optimizers.refusals import refuse_foreign
+from psgc.torch.optimizers.wrapping import become, check_passes, names_of, parameter_spec, parameters_of
 from psgc.torch.plans.choice import Given, chosen
 from psgc.torch.session import api
 from psgc.torch.tensors.broadcast import refuse_lbfgs
@@ -74,14 +75,9 @@ def CrossBarrier(  # noqa: N802 - BytePS's name
     names = names_of(optimizer, named_parameters if named_parameters is not None else _own_names(model, optimizer))
     refuse_foreign(optimizer, names)
     choice.check({parameter: name for parameter, name in names.items() if parameter.requires_grad})
-    kind = type(optimizer)
-    own_step = optimizer.__dict__.pop("step", None)
     amp.install()
-    crossing = _Crossing(model, optimizer, bare_step(kind), num_steps)
-    specs = {
-        parameter: parameter_spec(parameter, names[parameter], number)
-        for number, group in enumerate(optimizer.param_groups) for parameter in group["params"] if parameter.requires_grad
-    }  # fmt: skip
+    crossing = _Crossing(model, optimizer, bare_step(type(optimizer)), num_steps)
+    specs = {p: parameter_spec(p, names[p], number) for number, _, p in parameters_of(optimizer) if p.requires_grad}
     for parameter, spec in specs.items():
         if not crossing.waits.owns(parameter):
             raise UsageError(
@@ -90,20 +86,14 @@ def CrossBarrier(  # noqa: N802 - BytePS's name
     number = api.next_number(session, "crossing")
     exchange: GradientExchange[GradientBucket] = GradientExchange(session, f"crossing{number}", choice, whole=True)
     crossing.gradients = UnbarrieredGradients(exchange, backward_passes_per_step, specs, crossing.apply)
-    optimizer.__class__ = type(kind.__name__, (CrossBarriered, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
-    cast("CrossBarriered", optimizer)._psgc_crossing = crossing
-    if hasattr(own_step, "_wrapped_by_lr_sched"):
-        satisfy_scheduler(optimizer)
+    become(optimizer, CrossBarriered)._psgc_crossing = crossing
     return optimizer
 
 
 def _own_names(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[str, torch.Tensor]]:
     """The model's names of the optimizer's parameters, and of others their places."""
-    found = {parameter: name for name, parameter in model.named_parameters()}
-    return [
-        (found.get(parameter, f"param.{number}.{index}"), parameter)
-        for number, group in enumerate(optimizer.param_groups) for index, parameter in enumerate(group["params"])
-    ]  # fmt: skip
+    found: dict[torch.Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+    return [(found.get(parameter, f"param.{number}.{index}"), parameter) for number, index, parameter in parameters_of(optimizer)]
 
 
 class _Crossing:

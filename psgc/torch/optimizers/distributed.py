@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import logging
 import os
-import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 
 from psgc.errors import UsageError
-from psgc.layout import TensorSpec
 from psgc.plan.model.plan import Plan
 from psgc.torch.ddp import amp
 from psgc.torch.ddp.told import has_applied
@@ -27,10 +24,10 @@ from psgc.torch.gradients.in_backward import BackwardGradients
 from psgc.torch.gradients.linearity import CodecAdvice, learning_rates
 from psgc.torch.gradients.profiler import JobObserver
 from psgc.torch.optimizers.refusals import refuse_foreign
+from psgc.torch.optimizers.wrapping import become, check_passes, names_of, parameter_spec, parameters_of
 from psgc.torch.plans.choice import Choice, Given, chosen, refuse_asynchronous, switched
 from psgc.torch.session import api
 from psgc.torch.tensors.broadcast import check_optimizer, refuse_lbfgs
-from psgc.torch.tensors.declaring import spec_of
 from psgc.torch.tensors.push_pull import push_pull_inplace
 from psgc.worker.session import Session
 
@@ -85,21 +82,12 @@ def DistributedOptimizer(  # noqa: N802 - BytePS's and Horovod's name
         refuse_lbfgs(optimizer, "asynchronous training")
         if residuals_follow_lr:
             raise UsageError("residuals_follow_lr: under PSGC_ASYNC=1 residuals are of weights, not of gradients; leave it out")
-        scheduled = optimizer.__dict__.pop("step", None)
-        made = make_asynchronous(optimizer, session, names, choice)
-        if hasattr(scheduled, "_wrapped_by_lr_sched"):
-            satisfy_scheduler(made)
-        return made
+        return make_asynchronous(optimizer, session, names, choice)
     rates = learning_rates(optimizer) if residuals_follow_lr else None
-    kind = type(optimizer)
-    own_step = optimizer.__dict__.pop("step", None)
-    optimizer.__class__ = type(kind.__name__, (Distributed, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
-    distributed = cast("Distributed", optimizer)
+    distributed = become(optimizer, Distributed)
     distributed._psgc_join(session, names, choice, backward_passes_per_step, rates, late_synchronization)
     distributed._psgc_advice = CodecAdvice()
     distributed._psgc_watch()
-    if hasattr(own_step, "_wrapped_by_lr_sched"):
-        satisfy_scheduler(distributed)
     return optimizer
 
 
@@ -132,11 +120,11 @@ class Distributed(torch.optim.Optimizer):
                 raise UsageError(
                     'PSGC_PROFILE times computation alone, which PSGC_PLAN=auto (compression="auto") does not leave alone; choose one'
                 )
-            self._psgc_exchange.observer = JobObserver(self._psgc_exchange, next(_parameters(self))[2])
+            self._psgc_exchange.observer = JobObserver(self._psgc_exchange, next(parameters_of(self))[2])
         elif choice.auto:
             from psgc.torch.gradients.auto import AutoPlan  # which loads the planner
 
-            self._psgc_exchange.observer = AutoPlan(self._psgc_exchange, next(_parameters(self))[2])
+            self._psgc_exchange.observer = AutoPlan(self._psgc_exchange, next(parameters_of(self))[2])
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Synchronize, unless that was done since the last backward, and apply. closure: the wrapped optimizer runs it, as often as it likes, and after
@@ -277,66 +265,6 @@ class Distributed(torch.optim.Optimizer):
         refuse_foreign(self, self._psgc_names)
         self._psgc_gradients.watch(
             (parameter, parameter_spec(parameter, self._psgc_names.get(parameter, f"param.{group}.{index}"), group))
-            for group, index, parameter in _parameters(self)
+            for group, index, parameter in parameters_of(self)
             if not self._psgc_gradients.gradients.knows(parameter)
         )
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, int, torch.Tensor]]:
-    """Parameter group, index in it, and parameter."""
-    for group, options in enumerate(optimizer.param_groups):
-        for index, parameter in enumerate(options["params"]):
-            yield group, index, parameter
-
-
-def parameter_spec(parameter: torch.Tensor, name: str, group: int) -> TensorSpec:
-    return spec_of(parameter, name, f"parameter {name!r}", group)
-
-
-def check_passes(passes: int) -> None:
-    if not isinstance(passes, int) or passes < 1:
-        raise UsageError(f"backward_passes_per_step is {passes!r}, expected a whole number of at least 1")
-
-
-def names_of(
-    optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]] | None
-) -> dict[torch.Tensor, str]:  # fmt: skip
-    """The name of each parameter of the optimizer. Raises UsageError unless ``named_parameters`` names each of them, once."""
-    mine = {parameter: f"param.{group}.{index}" for group, index, parameter in _parameters(optimizer)}
-    if named_parameters is None:
-        return mine
-    pairs = list(named_parameters)
-    if any(
-        not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) and isinstance(pair[1], torch.Tensor))
-        for pair in pairs
-    ):
-        raise UsageError("named_parameters: expected (name, parameter) pairs; pass model.named_parameters()")
-    doubled = sorted(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
-    if doubled:
-        raise UsageError(f"named_parameters: {', '.join(map(repr, doubled[:3]))} named more than once; give each parameter its own name")
-    given = {parameter: name for name, parameter in reversed(pairs)}
-    unnamed = [place for parameter, place in mine.items() if parameter not in given]
-    if unnamed:
-        raise UsageError(f"named_parameters: {len(unnamed)} of the optimizer's parameters have no name, the first is {unnamed[0]}")
-    foreign = [name for parameter, name in given.items() if parameter not in mine and parameter.requires_grad]
-    if foreign:
-        raise UsageError(
-            f"named_parameters: {foreign[-1]!r} requires a gradient but is not in the optimizer, and so would not be averaged; "
-            f"pass the names of this optimizer's parameters only"
-        )
-    return {parameter: given[parameter] for parameter in mine}
-
-
-def satisfy_scheduler(optimizer: torch.optim.Optimizer) -> None:
-    """A learning-rate scheduler made before had replaced the instance's step() by its own, which would apply without synchronizing;
-    put ours there, marked and counted as schedulers expect."""
-    reference = weakref.ref(optimizer)
-
-    def step(*args: Any, **kwargs: Any) -> Any:
-        found = reference()
-        assert found is not None
-        found._opt_called = True  # type: ignore[attr-defined]
-        return type(found).step(found, *args, **kwargs)
-
-    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
-    optimizer.__dict__["step"] = step

@@ -13,8 +13,9 @@ from psgc.worker.session import Session
 
 
 def spec_of(tensor: torch.Tensor, name: str, what: str, group: int = 0) -> TensorSpec:
-    """Raises UsageError, naming ``what``, for a tensor that psgc does not carry."""
-    return TensorSpec(name, tuple(tensor.shape), dtype_name(tensor, what), group)
+    """Raises UsageError, naming ``what``, for a tensor that psgc does not carry, and for what is no tensor."""
+    dtype = dtype_name(tensor, what)
+    return TensorSpec(name, tuple(tensor.shape), dtype, group)
 
 
 def declaration(

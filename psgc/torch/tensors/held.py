@@ -1,7 +1,7 @@
 """Tensors that servers hold: every rank pushes changes, servers apply them by a named rule, and the values come back at once.
 
-Owns their declaration, and the flat arrays that changes leave from and values arrive in. What the changes are is the caller's business: the asynchronous
-optimizer's are those of a local step.
+Owns their declaration, and the flat arrays that changes leave from and values arrive in. What the changes are is the caller's business: those of an
+asynchronous optimizer are what a local step has changed (``gradients/changes.py``).
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from psgc.server.weights.rules import apply_rule
 from psgc.torch.session import api
 from psgc.torch.tensors.codec_text import given_text
 from psgc.torch.tensors.declaring import declaration, spec_of
+from psgc.torch.tensors.sent import SentBucket
 from psgc.worker.residuals.residual import LayoutMemory
-from psgc.worker.session import Session, Ticket
+from psgc.worker.session import Session
 
 PULLED: Final = "none"  # values travel back uncompressed
 _made: weakref.WeakKeyDictionary[Session, set[str]] = weakref.WeakKeyDictionary()
@@ -44,19 +45,27 @@ def one_way(codec: str) -> str:
 
 @dataclass(slots=True)
 class _Flat:
-    """A bucket's elements."""
+    """A bucket's elements, which stay where they are."""
 
     array: NDArray[Any]
-
-    @property
-    def waits(self) -> bool:
-        return False
+    waits = False
 
     def load(self) -> NDArray[Any]:
         return self.array
 
     def store(self, skipped: bool) -> None:
         """The array is where the values are to be."""
+
+
+@dataclass(slots=True, eq=False)
+class HeldBucket(SentBucket):
+    """pulls: the step only asks for the values."""
+
+    pulls: bool = False
+
+    @property
+    def skip(self) -> bool:
+        return self.pulls
 
 
 class HeldTensors:
@@ -90,11 +99,10 @@ class HeldTensors:
         for spec in specs:
             self.rule.check_dtype(spec.dtype)
         self.values = {key: torch.zeros(tensor.shape, dtype=tensor.dtype) for key, tensor in tensors.items()}
-        self._tickets: list[Ticket] = []
+        self.buckets: list[HeldBucket] = []
         self._momenta: dict[str, NDArray[Any]] = {}
         names.add(name)
         self._layout = None
-        self._buffers: list[_Flat] = []
         if not config.solo:
             self._layout = session.declare(declaration(
                 session, f"weights.{name}", "weights", specs, one_way(given_text(compression)), mean=False, rule=self.rule.canonical,
@@ -105,15 +113,14 @@ class HeldTensors:
                 flat = torch.from_numpy(array)
                 for key, place in self._layout.places(bucket):
                     self.values[key] = flat[place].view(self.values[key].shape)
-                self._buffers.append(_Flat(array))
+                self.buckets.append(HeldBucket(self._layout, bucket, _Flat(array)))
             if memory is not None:
                 session.remember(self._layout, memory)
             api.add_member(self)
         with torch.no_grad():
             for key, tensor in tensors.items():
                 self.values[key].copy_(tensor)
-        self.submit(pull=session.rank > 0)
-        self.wait()
+        self._exchange(pull=session.rank > 0)
 
     def push_pull(self, changes: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Push a change of each tensor (of those that are left out, zeros), and wait for the values with it. Returns ``values``."""
@@ -129,37 +136,24 @@ class HeldTensors:
                     value.copy_(changes[key])
                 else:
                     value.zero_()
-        self.submit()
-        self.wait()
+        self._exchange(pull=False)
         return self.values
 
     def pull(self) -> dict[str, torch.Tensor]:
         """Wait for the values as they are now. Counts neither as a push nor in a round."""
-        self.submit(pull=True)
-        self.wait()
+        self._exchange(pull=True)
         return self.values
 
     def remembered(self) -> LayoutMemory:
         """What this rank's codecs keep of the changes, between two pushes."""
         return LayoutMemory() if self._layout is None else self.session.remembered(self._layout, dropped=False)
 
-    def submit(self, pull: bool = False) -> None:
-        """Push what ``values`` holds, which must be changes now; or only ask for the values. They are not to be touched until ``wait`` returns."""
-        if self._layout is not None:
-            layout = self._layout
-            self._tickets = [
-                self.session.submit(layout, bucket.index, buffer, skip=pull)
-                for bucket, buffer in zip(layout.buckets, self._buffers, strict=True)
-            ]
-
-    @property
-    def tickets(self) -> list[Ticket]:
-        """Of what was submitted last."""
-        return self._tickets
-
-    def wait(self) -> None:
-        """Wait until ``values`` holds the servers' values. Raises JobFailed."""
-        self.session.wait(self._tickets)
+    def _exchange(self, pull: bool) -> None:
+        """Push what ``values`` holds, which must be changes now, or only ask for the values; wait until it holds the servers' values. Raises JobFailed."""
+        for bucket in self.buckets:
+            bucket.pulls = pull
+            bucket.send(self.session)
+        self.session.wait([bucket.ticket for bucket in self.buckets if bucket.ticket is not None])
 
     def _apply_here(self, changes: Mapping[str, torch.Tensor]) -> None:
         """In a job of one process, which has no servers."""

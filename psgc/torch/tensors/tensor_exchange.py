@@ -1,6 +1,6 @@
 """Synchronizes a fixed list of tensors, bucket by bucket: broadcasts, and groups of push_pulls.
 
-Owns their layout and buffers. What optimizers send, step after step, is synchronized by ``gradients/exchange.py``.
+What optimizers send, step after step, is synchronized by ``gradients/exchange.py``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from psgc.layout import Declaration
-from psgc.torch.tensors.buffers import TensorsBuffer, staging_dtype
+from psgc.torch.tensors.sent import FilledBucket
 from psgc.worker.session import Session
 
 
@@ -18,21 +18,16 @@ class TensorExchange:
     """The tensors of one declaration. Making it waits until every rank has declared the same."""
 
     def __init__(self, session: Session, declaration: Declaration) -> None:
-        self._session = session
-        self._layout = session.declare(declaration)
-        tensors = self._layout.tensors
-        self._buffers = [
-            TensorsBuffer([tensors[i].shape for i in bucket.tensors], staging_dtype(bucket.codec, bucket.dtype))
-            for bucket in self._layout.buckets
-        ]
+        self._session, self._buckets = session, FilledBucket.all_of(session.declare(declaration))
 
     def run(self, tensors: Sequence[torch.Tensor], *, skip: bool = False) -> None:
         """One step: on return each tensor holds what the declaration makes of all ranks' (the mean, the sum, the root's). skip: this rank has nothing to
         add."""
-        tickets = []
-        for bucket, buffer in zip(self._layout.buckets, self._buffers, strict=True):
-            buffer.bind([tensors[i] for i in bucket.tensors])
-            tickets.append(self._session.submit(self._layout, bucket.index, buffer, skip=skip))
-        self._session.wait(tickets)
-        for i in (i for bucket in self._layout.buckets for i in bucket.tensors):
-            torch.autograd.graph.increment_version(tensors[i])  # it was written behind autograd's back
+        for bucket in self._buckets:
+            for index in bucket.bucket.tensors:
+                bucket.put(index, tensors[index], takes_part=not skip)
+            bucket.bind()
+            bucket.send(self._session)
+        self._session.wait([bucket.ticket for bucket in self._buckets if bucket.ticket is not None])
+        for bucket in self._buckets:
+            bucket.take()

@@ -1,0 +1,86 @@
+"""How an optimizer becomes one of psgc's: the same object, of a subclass of its own class. And the names of its parameters."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar, cast
+
+import torch
+
+from psgc.errors import UsageError
+from psgc.layout import TensorSpec
+from psgc.torch.tensors.declaring import spec_of
+
+Addition = TypeVar("Addition", bound=torch.optim.Optimizer)
+
+
+def become(optimizer: torch.optim.Optimizer, addition: type[Addition]) -> Addition:
+    """From now on ``addition`` is first in the method resolution order of the optimizer's class."""
+    scheduled = optimizer.__dict__.pop("step", None)
+    kind = type(optimizer)
+    optimizer.__class__ = type(kind.__name__, (addition, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
+    if hasattr(scheduled, "_wrapped_by_lr_sched"):
+        _satisfy_scheduler(optimizer)
+    return cast("Addition", optimizer)
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, int, torch.Tensor]]:
+    """Parameter group, index in it, and parameter."""
+    for group, options in enumerate(optimizer.param_groups):
+        for index, parameter in enumerate(options["params"]):
+            yield group, index, parameter
+
+
+def parameter_spec(parameter: torch.Tensor, name: str, group: int) -> TensorSpec:
+    return spec_of(parameter, name, f"parameter {name!r}", group)
+
+
+def check_passes(passes: int) -> None:
+    if not isinstance(passes, int) or passes < 1:
+        raise UsageError(f"backward_passes_per_step is {passes!r}, expected a whole number of at least 1")
+
+
+def names_of(
+    optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]] | None
+) -> dict[torch.Tensor, str]:  # fmt: skip
+    """The name of each parameter of the optimizer. Raises UsageError unless ``named_parameters`` names each of them, once."""
+    mine = {parameter: f"param.{group}.{index}" for group, index, parameter in parameters_of(optimizer)}
+    if named_parameters is None:
+        return mine
+    pairs = list(named_parameters)
+    if any(
+        not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) and isinstance(pair[1], torch.Tensor))
+        for pair in pairs
+    ):
+        raise UsageError("named_parameters: expected (name, parameter) pairs; pass model.namedparameters_of()")
+    doubled = sorted(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+    if doubled:
+        raise UsageError(f"named_parameters: {', '.join(map(repr, doubled[:3]))} named more than once; give each parameter its own name")
+    given = {parameter: name for name, parameter in reversed(pairs)}
+    unnamed = [place for parameter, place in mine.items() if parameter not in given]
+    if unnamed:
+        raise UsageError(f"named_parameters: {len(unnamed)} of the optimizer's parameters have no name, the first is {unnamed[0]}")
+    foreign = [name for parameter, name in given.items() if parameter not in mine and parameter.requires_grad]
+    if foreign:
+        raise UsageError(
+            f"named_parameters: {foreign[-1]!r} requires a gradient but is not in the optimizer, and so would not be averaged; "
+            f"pass the names of this optimizer's parameters only"
+        )
+    return {parameter: given[parameter] for parameter in mine}
+
+
+def _satisfy_scheduler(optimizer: torch.optim.Optimizer) -> None:
+    """A learning-rate scheduler made before had replaced the instance's step() by its own, which would apply without synchronizing;
+    put ours there, marked and counted as schedulers expect."""
+    reference = weakref.ref(optimizer)
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        found = reference()
+        assert found is not None
+        found._opt_called = True  # type: ignore[attr-defined]
+        return type(found).step(found, *args, **kwargs)
+
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    optimizer.__dict__["step"] = step
