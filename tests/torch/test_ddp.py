@@ -183,11 +183,11 @@ def test_a_second_backward_that_begins_with_another_head_adds_to_the_first(ranks
         model = Model()
         for step, (then, left) in enumerate((("add up", 0), ("clear", 0), ("zero", 1), ("step", 2))):
             model.step(grads_of(rank, step), FIRST, unused="d" if step % 2 == 0 else "c")
-            assert model.gradients.exchange.last._skips.left == left, then
+            assert model.gradients.exchange.last.skips.left == left, then
             for parameter in model.parameters.values() if then in ("clear", "zero") else ():
                 parameter.grad = torch.zeros_like(parameter) if then == "zero" else None
         model.gradients.end_step(applied=True)
-        assert model.gradients.exchange.last._skips.applied == 1
+        assert model.gradients.exchange.last.skips.applied == 1
 
     ranks.run(2, work, fuse_bytes=1 << 20)
 
