@@ -227,6 +227,36 @@ def _fail(_: torch.Tensor) -> None:
     raise RuntimeError("for once")
 
 
+class Based(torch.optim.Optimizer):
+    """Wraps an optimizer, which the script steps by itself, as SAM's second call does."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+        self.base = torch.optim.AdamW(self.param_groups, lr=3e-3)
+
+
+def based(loop: Loop) -> None:
+    model = net()
+    optimizer = loop.wrap(Based(model.parameters()), model)
+    for _ in range(45):
+        optimizer.zero_grad()
+        loop.backward(loss_of(model, loop.batch(16, 16)), optimizer)
+        optimizer.base.step()
+
+
+def by_hand(loop: Loop) -> None:
+    """Updates of the script's own."""
+    model = net()
+    optimizer = loop.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    for _ in range(45):
+        for parameter in model.parameters():
+            parameter.grad = None
+        loop.backward(loss_of(model, loop.batch(16, 16)), optimizer)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.sub_(parameter.grad, alpha=0.1)
+
+
 def resumed(loop: Loop) -> None:
     """A training is saved in the middle, and taken up by another optimizer, whose auto begins anew."""
     model = net()
@@ -251,7 +281,7 @@ def resumed(loop: Loop) -> None:
 CASES: dict[str, Callable[[Loop], None]] = {
     case.__name__: case
     for case in (
-        plain, short, exactly_measured, lora, gan, accumulation, checkpointing, unfreezing, scaled, one_tensor, bf16, raising, resumed,
+        plain, short, exactly_measured, lora, gan, accumulation, checkpointing, unfreezing, scaled, one_tensor, bf16, raising, resumed, based, by_hand,
     )
 }  # fmt: skip
 

@@ -26,7 +26,9 @@ import psgc.torch as psgc
 
 STEPS, SPIKE, RATE = 24, 8, 0.05
 Trained = tuple[torch.Tensor, torch.Tensor, int]  # weights after a half of the steps and at the end, and how many steps were skipped
-Grads = Callable[..., float]  # (step, factor of rank 1's loss): fills p.grad with the mean; returns the loss
+Grads = Callable[
+    ..., Any
+]  # (step, factor of rank 1's loss): fills p.grad with the mean; returns the loss. apart: returns this rank's gradients instead
 
 
 class Sam(torch.optim.Optimizer):
@@ -60,6 +62,20 @@ class Sam(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:
         assert closure is not None, "SAM needs a closure"
         self.first_step(zero_grad=True)
+        torch.enable_grad()(closure)()
+        self.second_step()
+
+
+class GuardedSam(Sam):
+    """Evaluates both gradients itself, and applies nothing where the first one is too large."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        assert closure is not None, "SAM needs a closure"
+        torch.enable_grad()(closure)()
+        if torch.stack([p.grad.norm() for group in self.param_groups for p in group["params"]]).norm() > 50:
+            return
+        self.first_step()
         torch.enable_grad()(closure)()
         self.second_step()
 
@@ -105,22 +121,25 @@ def plain(model: nn.Module, optimizer: Any, grads: Grads, step: int) -> None:
 
 
 def guarded(
-    model: nn.Module, optimizer: Any, grads: Grads, step: int, spikes: tuple[int, ...] = (SPIKE,), then: Callable[[Any], None] | None = None
-) -> None:
-    """Rank 1 has bad batches, whose loss is 10,000 times as large. then: called after such a step."""
+    model: nn.Module, optimizer: Any, grads: Grads, step: int, spikes: tuple[int, ...] = (SPIKE,), then: Callable[[Any], None] | None = None,
+    base: bool = False,
+) -> None:  # fmt: skip
+    """Rank 1 has bad batches, whose loss is 10,000 times as large. then: called after such a step, before anything is cleared. base: the optimizer that this
+    one wraps steps."""
     optimizer.zero_grad()
     grads(step, 1e4 if step in spikes else 1.0)
     if norm_of(model) > 50:
-        optimizer.zero_grad()
         skipped.append(step)
         if then is not None:
             then(optimizer)
+        optimizer.zero_grad()
         return
-    optimizer.step()
+    (optimizer.base if base else optimizer).step()
 
 
 def saved(optimizer: Any) -> None:
     """What codecs keep is saved between the bad batch and the next one, and the training goes on from it."""
+    optimizer.zero_grad()
     keeper = current.get("hook", optimizer)
     if hasattr(keeper, "residual_state_dict"):
         keeper.load_residual_state_dict(keeper.residual_state_dict())
@@ -209,6 +228,47 @@ def by_hand(model: nn.Module, optimizer: Any, grads: Grads, step: int) -> None:
     model.zero_grad()
 
 
+def by_hand_guarded(model: nn.Module, optimizer: Any, grads: Grads, step: int, data: bool = False) -> None:
+    """Updates of the script's own, but of bad batches. data: as older scripts write them."""
+    model.zero_grad()
+    grads(step, 1e4 if step == SPIKE else 1.0)
+    if norm_of(model) > 50:
+        skipped.append(step)
+        return
+    with torch.no_grad():
+        for p in model.parameters():
+            (p.data if data else p).sub_(p.grad, alpha=RATE)
+
+
+def based(model: nn.Module, optimizer: Any, grads: Grads, step: int) -> None:
+    """The optimizer that SAM wraps steps by itself, but on bad batches."""
+    guarded(model, optimizer, grads, step, base=True)
+
+
+def rolled_back(model: nn.Module, optimizer: Any, grads: Grads, step: int) -> None:
+    """A bad batch takes the training back to where it was some steps before."""
+    if step % 4 == 0:
+        current["checkpoint"] = {name: values.clone() for name, values in model.state_dict().items()}
+    guarded(model, optimizer, grads, step, then=lambda _: model.load_state_dict(current["checkpoint"]))
+
+
+def set_by_hand(model: nn.Module, optimizer: Any, grads: Grads, step: int) -> None:
+    """Gradients of ``torch.autograd.grad`` are put into p.grad, and averaged when the script asks for it; bad ones are let go of."""
+    for p, gradient in zip(model.parameters(), grads(step, 1e4 if step == SPIKE else 1.0, apart=True), strict=True):
+        p.grad = gradient
+    getattr(optimizer, "synchronize", nothing)()
+    if norm_of(model) > 50:
+        skipped.append(step)
+        for p in model.parameters():
+            p.grad = None
+        return
+    optimizer.step()
+
+
+def nothing() -> None:
+    """What there is to synchronize without psgc."""
+
+
 def by_hand_on_data(model: nn.Module, optimizer: Any, grads: Grads, step: int) -> None:
     """As older scripts write it."""
     grads(step)
@@ -236,6 +296,16 @@ def sam_closure(model: nn.Module, optimizer: Any, grads: Grads, step: int) -> No
     grads(step)
     optimizer.step(lambda: grads(step))
     optimizer.zero_grad()
+
+
+def sam_guarded(model: nn.Module, optimizer: Any, grads: Grads, step: int) -> None:
+    def evaluate() -> None:
+        optimizer.zero_grad()
+        grads(step, 1e4 if step == SPIKE else 1.0)
+
+    optimizer.step(evaluate)
+    if norm_of(model) > 50:
+        skipped.append(step)
 
 
 def closure(model: nn.Module, optimizer: Any, grads: Grads, step: int) -> None:
@@ -307,19 +377,23 @@ def toggled(model: nn.Module, optimizer: Halves, grads: Grads, step: int) -> Non
 
 LOOPS: dict[str, tuple[Callable[[Any], Any], Any]] = {
     "plain": (sgd, plain), "guarded": (sgd, guarded), "guarded_early": (sgd, partial(guarded, spikes=(1, 3))),
+    "guarded_first": (sgd, partial(guarded, spikes=(0, 1))), "rolled_back": (sgd, rolled_back),
     "guarded_and_saved": (sgd, partial(guarded, then=saved)), "guarded_against_nan": (sgd, guarded_against_nan),
     "clipped": (sgd, clipped), "discarding": (sgd, discarding), "accumulated": (sgd, accumulated), "twice": (sgd, twice),
     "retained": (sgd, retained), "averaged": (sgd, averaged),
     "by_hand": (sgd, by_hand), "by_hand_on_data": (sgd, by_hand_on_data), "statistics": (sgd, statistics),
+    "by_hand_guarded": (sgd, by_hand_guarded), "by_hand_on_data_guarded": (sgd, partial(by_hand_guarded, data=True)),
+    "based_guarded": (lambda p: Sam(p, RATE), based), "sam_guarded": (lambda p: GuardedSam(p, RATE), sam_guarded),
+    "set_by_hand": (sgd, set_by_hand),
     "sam_twice": (lambda p: Sam(p, RATE), sam_twice), "sam_closure": (lambda p: Sam(p, RATE), sam_closure),
     "extragradient": (lambda p: Extragradient(p, RATE), closure),
     "lbfgs": (lambda p: torch.optim.LBFGS(p, lr=0.3, max_iter=3, history_size=4), closure),
     "toggled": (Halves, toggled), "alternating": (Halves, alternating),
 }  # fmt: skip
 GAN, GANS = "gan", ("gan", "gan_spared")
-BOTH = tuple(loop for loop in LOOPS if loop not in ("lbfgs", "toggled", "retained"))
+BOTH = tuple(loop for loop in LOOPS if loop not in ("lbfgs", "toggled", "retained", "set_by_hand"))
 FRONTS = {
-    "optimizer": (*BOTH, "retained", "lbfgs", *GANS),
+    "optimizer": (*BOTH, "retained", "lbfgs", "set_by_hand", *GANS),
     "hook": (*BOTH, "toggled", *GANS),  # a second backward through one graph is local under DDP
 }
 current: dict[str, Any] = {}  # hook: where there is one
@@ -411,8 +485,10 @@ def by_hook(loop: str, codec: str) -> Trained:
 
 
 def of_ranks(model: nn.Module, ranks: Sequence[int]) -> Grads:
-    def grads(step: int, factor: float = 1.0, look: Callable[[], Any] | None = None) -> float:
+    def grads(step: int, factor: float = 1.0, look: Callable[[], Any] | None = None, apart: bool = False) -> Any:
         loss = sum((loss_of(model, rank, step, factor) for rank in ranks), torch.zeros(())) / len(ranks)
+        if apart:
+            return torch.autograd.grad(loss, list(model.parameters()))
         if look is not None:
             loss.backward(retain_graph=True)
             look()

@@ -59,6 +59,28 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all_and_is_told_with_the_next
     assert [s.previous_skipped for s in ranks.steps] == [False, False, True, False]
 
 
+class Based(torch.optim.Optimizer):
+    """Wraps an optimizer, which the script steps by itself."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, {})
+        self.base = torch.optim.SGD(self.param_groups, lr=lr)
+
+
+def test_an_overflow_is_told_where_the_scaler_steps_an_optimizer_that_the_distributed_one_wraps(ranks: Any) -> None:
+    def train(rank: int) -> None:
+        model, optimizer, scaler = make(Based)
+        for step in range(4):
+            optimizer.zero_grad()
+            backward(model, scaler, float("inf") if (rank, step) == (1, 1) else 1.0)
+            scaler.step(optimizer.base)
+            scaler.update()
+        assert scaler.get_scale() == 128.0
+
+    ranks.run(2, train)
+    assert [(s.previous_skipped, s.rescale) for s in ranks.steps] == [(False, 1.0), (False, 1.0), (True, 0.5), (False, 1.0)]
+
+
 def test_residuals_are_rescaled_with_the_loss_scale(ranks: Any) -> None:
     def train(rank: int) -> None:
         model, optimizer, scaler = make()

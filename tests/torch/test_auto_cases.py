@@ -18,6 +18,7 @@ PLAN, INT4 = "none plan none plan", "none int4 int8 int4 none int4"
 OVER_SERVERS = {
     "plain": PLAN, "short": "none", "exactly_measured": "none", "gan": PLAN, "accumulation": PLAN, "checkpointing": PLAN,
     "unfreezing": f"none plan {PLAN} {PLAN}", "scaled": PLAN, "one_tensor": PLAN, "bf16": PLAN, "raising": PLAN, "resumed": f"{PLAN} {PLAN}",
+    "based": PLAN, "by_hand": PLAN,
 }  # fmt: skip
 WITHOUT_SERVERS = {
     "gan": "none plan int8 bf16 int8 plan none plan", "accumulation": INT4, "unfreezing": f"none plan {INT4} {INT4}", "scaled": INT4, "raising": INT4,

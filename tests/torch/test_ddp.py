@@ -183,7 +183,7 @@ def test_a_second_backward_that_begins_with_another_head_adds_to_the_first(ranks
         model = Model()
         for step, (then, left) in enumerate((("add up", 0), ("clear", 0), ("zero", 1), ("step", 2))):
             model.step(grads_of(rank, step), FIRST, unused="d" if step % 2 == 0 else "c")
-            assert model.gradients.exchange.last.skips.left == left, then
+            assert model.gradients.exchange.last.skips.thrown == left, then
             for parameter in model.parameters.values() if then in ("clear", "zero") else ():
                 parameter.grad = torch.zeros_like(parameter) if then == "zero" else None
         model.gradients.end_step(applied=True)
@@ -213,16 +213,20 @@ def test_a_state_has_what_is_still_in_p_grad_but_not_what_was_left_or_used_by_ha
             elif then == "clear":
                 model.gradients.clear()
             model.gradients.state()
-        other = Model()
-        for step in range(2):  # its results are never stepped on
-            other.step(grads_of(rank, step), FIRST)
-            other.gradients.clear()
-        other.gradients.state()
+        for updates in (True, False):
+            other = Model()
+            for step in range(2):  # its results are never stepped on
+                other.step(grads_of(rank, step), FIRST)
+                for parameter in other.parameters.values() if updates else ():
+                    parameter.data.sub_(1.0)
+                if step == 0 or not updates:
+                    other.gradients.clear()
+            other.gradients.state()
 
     ranks.run(2, work)
     assert asked[0] == asked[1]
-    still_there, stepped, left, put_back = (True, False), (False, False), (False, True), (True, False)
-    assert asked[0] == [still_there, stepped, left, put_back, left, left, (False, False), (False, False)]
+    still_there, stepped, left, put_back, by_hand = (True, False), (False, False), (False, True), (True, False), (False, False)
+    assert asked[0] == [still_there, stepped, left, put_back, left, left, (False, False), by_hand, left]
 
 
 @pytest.mark.parametrize(

@@ -8,16 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from psgc.torch.gradients.skips import EXCEPTIONAL, FORGIVEN, IN_A_ROW, Skips
+from psgc.torch.gradients.written import Written
 from tests.torch.job_not_stepped import FRONTS
 
 JOB = str(Path(__file__).parent / "job_not_stepped.py")
 # How many times as far from the definition as plain training a loop may be under a codec, whose error two gradients a step have twice. A loop whose first three
 # results, or whose few skipped ones, take what codecs keep with them is a little further away.
 TIMES = {"plain": 1, "averaged": 1, "twice": 1.2, "by_hand": 1.2, "by_hand_on_data": 1.2, "toggled": 4} | dict.fromkeys(
-    ("guarded", "guarded_early", "guarded_and_saved", "guarded_against_nan", "clipped", "discarding", "accumulated"), 3
-)
+    (
+        "guarded", "guarded_first", "guarded_early", "guarded_and_saved", "guarded_against_nan", "clipped", "discarding", "accumulated", "rolled_back",
+        "by_hand_guarded", "by_hand_on_data_guarded", "based_guarded", "set_by_hand",
+    ), 3,
+)  # fmt: skip
 TWICE = 12
 GAN = 40  # the discriminator's codec keeps, and sends later, what is left of gradients that were meant for the generator
 CODECS = ("none", "int8", "onebit", "topk:k=0.1")
@@ -50,7 +55,7 @@ def test_what_a_loop_does_with_its_gradients_is_its_own(
     for case in cases:
         loop, (halfway, end) = case["loop"], case["apart"]
         assert case["skipped"] == case["wanted"], case
-        assert bool(case["wanted"]) == (loop.startswith("guarded") or loop in ("clipped", "discarding", "accumulated"))
+        assert bool(case["wanted"]) == ("guarded" in loop or loop in ("clipped", "discarding", "accumulated", "rolled_back", "set_by_hand"))
         if case["codec"] == "none":
             assert max(halfway, end) <= 1e-5, case
         elif loop == "gan":
@@ -65,18 +70,18 @@ def test_a_result_without_a_step_is_an_exception_among_the_first_and_among_many_
     guard, gan, critic, by_hand = Skips(), Skips(), Skips(), Skips()
     for step in range(50):
         gan.step()
-        assert gan.leave() == (step < FORGIVEN)
-        assert not by_hand.leave()
+        assert gan.throw() == (step < FORGIVEN)
+        assert not by_hand.use()
     assert by_hand.by_hand
     assert not gan.by_hand
     for skip in range(20):
         guard.step()
-        assert guard.leave(), skip
+        assert guard.throw(), skip
         for _ in range(EXCEPTIONAL - 1):
             guard.step()
     found = []
     for _ in range(100):
-        found.append(critic.leave())
+        found.append(critic.throw())
         for _ in range(EXCEPTIONAL - 1):
             critic.step()
     assert not any(found[EXCEPTIONAL * FORGIVEN :]), "what comes regularly is no exception, after some time"
@@ -91,16 +96,71 @@ def test_what_a_script_did_long_ago_says_nothing_of_what_it_does_now(plain: int)
     found = []
     for _ in range(100):
         skips.step()
-        found.append(skips.leave())
+        found.append(skips.throw())
     assert sum(found) <= EXCEPTIONAL * IN_A_ROW // (EXCEPTIONAL - 1)
     assert found == sorted(found, reverse=True), "once it leaves results regularly, none is an exception"
     for _ in range(EXCEPTIONAL * (FORGIVEN + 1)):
         skips.step()
-    assert skips.leave()
+    assert skips.throw()
 
 
 def test_many_bad_batches_in_a_row_are_exceptions_after_many_steps() -> None:
     skips = Skips()
     for _ in range(1000):
         skips.step()
-    assert [skips.leave() for _ in range(IN_A_ROW + 1)] == [True] * IN_A_ROW + [False]
+    assert [skips.throw() for _ in range(IN_A_ROW + 1)] == [True] * IN_A_ROW + [False]
+
+
+def test_bad_batches_before_anything_was_applied_are_exceptions() -> None:
+    skips = Skips()
+    assert [skips.throw() for _ in range(IN_A_ROW + 1)] == [True] * IN_A_ROW + [False]
+
+
+def test_updates_by_hand_are_steps_of_which_bad_batches_are_exceptions() -> None:
+    skips = Skips()
+    for _ in range(20):
+        assert not skips.use()
+    assert skips.throw()
+
+
+def test_a_result_after_which_parameters_are_loaded_is_an_exception_among_steps_and_one_that_sam_climbs_with_is_none() -> None:
+    rolled_back, sam = Skips(), Skips()
+    for _ in range(20):
+        rolled_back.step()
+        assert not sam.use()
+        sam.step()
+    assert rolled_back.use()
+    assert not sam.by_hand
+
+
+def parameters() -> list[torch.Tensor]:
+    return [torch.nn.Parameter(torch.randn(numel)) for numel in (7, 4097, 1)]
+
+
+def test_writes_count_as_updates_whether_torch_counts_them_or_not() -> None:
+    for write in (lambda p: p.sub_(0.1), lambda p: p.data.sub_(0.1)):
+        own = parameters()
+        written = Written(lambda own=own: own)
+        for _ in range(3):
+            written.note()
+            assert not written.since()
+            with torch.no_grad():
+                write(own[1])
+            assert written.since()
+
+
+def test_a_step_that_writes_nothing_has_applied_nothing_unless_its_writes_are_never_counted() -> None:
+    own = parameters()
+    written, uncounted = Written(lambda: own), Written(lambda: own)
+    sgd = torch.optim.SGD(own, lr=0.1)
+    for parameter in own:
+        parameter.grad = torch.ones_like(parameter)
+    for applies in (True, False, True):
+        written.note()
+        if applies:
+            sgd.step()
+        assert written.by_step() == applies
+    for _ in range(2):
+        uncounted.note()
+        own[1].data.sub_(0.1)
+        assert uncounted.by_step()

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from psgc.torch.ddp.told import exchanges_of
+from psgc.torch.ddp.told import exchanges_of, own_exchange
 from psgc.torch.gradients import loss_scale
 
 _unscale = torch.amp.GradScaler.unscale_
@@ -47,17 +47,17 @@ def unscale_(self: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> No
 def step(self: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
     _refuse(self, optimizer)
     _synchronize(self, optimizer)
-    wrapped = exchanges_of(optimizer)
+    own = own_exchange(optimizer)
+    wrapped = [exchange for exchange in exchanges_of(optimizer) if exchange is not own]
     for each in wrapped:
         each.scale_with(_reader(weakref.ref(self)))
     result = _step(self, optimizer, *args, **kwargs)
-    if wrapped and self.is_enabled():
+    told = wrapped if own is None else [*wrapped, own]
+    if told and self.is_enabled():
         overflow = any(found.item() for found in self._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values())
-        for each in wrapped:
-            each.end_step(applied=not overflow)
-    gradients = getattr(optimizer, "_psgc_gradients", None)
-    if gradients is not None and gradients.exchange.last.outcome == "delivered":
-        gradients.end_step(applied=False)  # the scaler found an overflow and did not call the optimizer
+        for each in told:
+            if overflow or each is not own:  # its own it has told itself, unless the scaler did not call it
+                each.end_step(applied=not overflow)
     return result
 
 

@@ -6,31 +6,22 @@ that torch's own DistributedDataParallel wraps, ``hook`` is the file.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.nn.modules.batchnorm import _NormBase
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from psgc.errors import UsageError
 from psgc.torch.ddp import amp
-from psgc.torch.ddp.told import add_exchange, exchanges_of, has_applied
+from psgc.torch.ddp.told import add_model, watch_optimizers
 from psgc.torch.gradients.exchange import GradientExchange
 from psgc.torch.gradients.in_backward import BackwardGradients
 from psgc.torch.plans.choice import Given, chosen
 from psgc.torch.session import api
 from psgc.torch.tensors.broadcast import broadcast_parameters, broadcast_tensors
 from psgc.torch.tensors.declaring import spec_of
-
-
-class ModelGradients(BackwardGradients):
-    """A wrapped model's gradients. Its optimizers are the user's own, and tell of their steps by torch's hook."""
-
-    def knows(self, parameter: torch.Tensor) -> bool:
-        return self.gradients.knows(parameter)
 
 
 class DistributedDataParallel(torch.nn.Module):
@@ -67,10 +58,10 @@ class DistributedDataParallel(torch.nn.Module):
         self._prefix = f"model{api.next_number(session, 'model')}"
         broadcast_parameters(module.state_dict(), 0, f"{self._prefix}.")
         amp.install()
-        _watch_optimizers()
-        self._gradients = ModelGradients(GradientExchange(session, self._prefix, choice), 1, False, self._watch)
+        watch_optimizers()
+        self._gradients = BackwardGradients(GradientExchange(session, self._prefix, choice), 1, False, self._watch)
         self._watch()
-        add_exchange(self._gradients)
+        add_model(self._gradients)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if self.broadcast_buffers and self.training and torch.is_grad_enabled() and not self._gradients.backwards.held:
@@ -103,15 +94,3 @@ class DistributedDataParallel(torch.nn.Module):
             for name, parameter in self.module.named_parameters()
             if not self._gradients.gradients.knows(parameter)
         )
-
-
-@functools.cache
-def _watch_optimizers() -> None:
-    """Once a process: have optimizers tell the exchanges of their steps."""
-    register_optimizer_step_post_hook(_stepped)
-
-
-def _stepped(optimizer: torch.optim.Optimizer, _arguments: Any, _keywords: Any) -> None:
-    for gradients in exchanges_of(optimizer):
-        if isinstance(gradients, ModelGradients):
-            gradients.end_step(has_applied(optimizer))

@@ -21,9 +21,10 @@ from psgc.errors import UsageError
 from psgc.layout import TensorSpec
 from psgc.torch.ddp.completions import Completer, Completion
 from psgc.torch.ddp.parameters import ModelParameters, NextBackward
-from psgc.torch.ddp.told import add_exchange
+from psgc.torch.ddp.told import add_model
 from psgc.torch.gradients.exchange import GradientExchange
 from psgc.torch.gradients.front_end import FrontEnd
+from psgc.torch.gradients.written import Written
 from psgc.torch.plans.choice import Choice
 from psgc.torch.session.run_report import report_of
 from psgc.torch.tensors.declaring import spec_of
@@ -59,7 +60,8 @@ class DdpGradients(FrontEnd[FilledBucket]):
         self._bucket_of: dict[int, FilledBucket] = {}
         self._held: list[Arrival] = []  # of the first step, until there is a layout
         self._open: list[tuple[Arrival, list[FilledBucket]]] = []  # in order: not handed over yet, and the buckets that each waits for
-        add_exchange(self)
+        self.exchange.written = Written(self.parameters.present)
+        add_model(self)
 
     def check_leaving(self) -> None:
         """Raise UsageError: torch.distributed's process group has one size."""
@@ -101,7 +103,7 @@ class DdpGradients(FrontEnd[FilledBucket]):
         if self.exchange.observer is not None:
             self.exchange.observer.begins()
         if self._next.adds_up is False:
-            self.exchange.last.leave()
+            self.exchange.leave_to_script()
         self.exchange.begin()
 
     def _declare(self) -> None:
@@ -172,7 +174,7 @@ class DdpGradients(FrontEnd[FilledBucket]):
         if exchange.observer is not None:
             exchange.observer.leaving()
         self.steps += 1
-        exchange.last.deliver()
+        exchange.deliver()
         if not self._next.came:  # this rank has run out of batches (join), and the others step
             exchange.last.end(applied=True)
         self._next.reset()
@@ -182,7 +184,7 @@ class DdpGradients(FrontEnd[FilledBucket]):
     def end_step(self, applied: bool) -> None:
         """An optimizer has applied the last result, or dropped it. With several optimizers, one that applies it is enough."""
         last, observer = self.exchange.last, self.exchange.observer
-        if not last.begun and last.end(applied):
+        if not last.begun and self.exchange.end(applied):
             report_of(self.session).stepped(self.exchange.name)
             if observer is not None:
                 observer.stepped()
@@ -201,7 +203,7 @@ class DdpGradients(FrontEnd[FilledBucket]):
     def settle(self) -> None:
         """A result that is no longer in any p.grad was the script's."""
         if self.exchange.last.waits and not self.parameters.hold_gradients:
-            self.exchange.last.leave()
+            self.exchange.leave_to_script()
 
     def switch(self, choice: Choice) -> None:
         """From the next step on, gradients travel by this choice. Every rank must call it between the same two steps. What codecs keep goes along."""

@@ -25,7 +25,7 @@ from psgc.plan.model.plan import Plan
 from psgc.torch.ddp import amp, wrappers
 from psgc.torch.ddp.completions import Completer, Completion
 from psgc.torch.ddp.gradients import Arrival, DdpGradients
-from psgc.torch.ddp.told import exchanges_of, has_applied
+from psgc.torch.ddp.told import exchanges_of, watch_optimizers
 from psgc.torch.gradients.linearity import CodecAdvice
 from psgc.torch.plans.choice import Given, chosen, switched
 from psgc.torch.session import api
@@ -171,6 +171,7 @@ class DdpHook:
 
     def _look_out(self) -> None:
         """Watch for optimizers, whose steps count, and which a coarse codec may not suit."""
+        watch_optimizers()
         if not self._advises:
             self._advises = True
             register_optimizer_step_post_hook(self._advise)
@@ -200,9 +201,6 @@ class DdpHook:
         """Called after any optimizer's step: the only place where the optimizers of DDP's parameters are seen."""
         mine = [gradients for gradients in self._models if gradients in exchanges_of(optimizer)]
         if mine:
-            applied = has_applied(optimizer)
-            for gradients in mine:
-                gradients.end_step(applied)
             layouts = [layout for gradients in mine for layout in gradients.exchange.layouts]
             self._advice.setdefault(optimizer, CodecAdvice()).look(optimizer, layouts)
 

@@ -22,6 +22,7 @@ from psgc.torch.gradients.buckets import Gradient
 from psgc.torch.gradients.last_step import LastStep
 from psgc.torch.gradients.layouts import Declared, Layouts
 from psgc.torch.gradients.observer import Observer
+from psgc.torch.gradients.written import Written
 from psgc.torch.plans.choice import Choice
 from psgc.torch.session.run_report import report_of
 from psgc.torch.state.carried import CarriedResiduals, add_carried
@@ -38,6 +39,7 @@ class GradientExchange(Generic[B]):
 
     specs: of all tensors that are known so far. buckets: of the layouts by which they travel now.
     observer: who times this rank's steps; None between two steps ends it.
+    written: by which it is seen whether the script has applied a result by itself; None where a result is applied as soon as it is there.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class GradientExchange(Generic[B]):
         self.last = LastStep(rates)
         self.observer: Observer | None = None
         self._layouts = Layouts(session, name, choice, whole, counted)
+        self.written: Written | None = None
         self._carried = CarriedResiduals()  # of a session that this process has left
 
     @property
@@ -141,23 +144,44 @@ class GradientExchange(Generic[B]):
         """Wait for what has been submitted of these buckets; None: of all. Raises what ended the job."""
         report_of(self.session).wait(self.name, [b.ticket for b in (self.buckets if buckets is None else buckets) if b.ticket is not None])
 
+    def deliver(self) -> None:
+        """The step under way is over: its result is in p.grad."""
+        self.last.deliver()
+        if self.written is not None:
+            self.written.note()
+
+    def end(self, applied: bool) -> bool:
+        """An optimizer has run its step, or the last result is to be put back. Returns whether a result that was there has been applied. A step that has
+        written to no parameter has applied nothing: another optimizer may do so, or the script throws the result away."""
+        if applied and self.last.waits and self.written is not None and not self.written.by_step():
+            return False
+        return self.last.end(applied)
+
     def end_step(self, applied: bool = True) -> bool:
-        """An optimizer has applied the last result, or it was not and is to be put back. Returns whether a result that was there has been applied."""
-        ended = self.last.end(applied)
+        """As ``end``; a result that has been applied counts as a step in the run's report."""
+        ended = self.end(applied)
         if ended:
             report_of(self.session).step_over(self.name)
         return ended
 
     def leave_to_script(self) -> None:
         """The script goes on without a step: a result that was delivered was its to use or to discard."""
-        if self.last.leave():
+        if self.last.outcome == "delivered":
+            self.last.leave(used=self._applied_by_hand)
             report_of(self.session).left_to_script(self.name)
+
+    @property
+    def _applied_by_hand(self) -> bool:
+        return self.written is not None and self.written.since()
 
     # what codecs keep
 
     def kept(self, saved: bool = True) -> Kept:
-        """What codecs keep between two steps. saved: for a state, which has nothing of p.grad; else the script keeps p.grad."""
-        return self.residuals.collect(self.last.unsaved if saved else self.last.was_put_back, self.last.forgets)
+        """What codecs keep between two steps. saved: for a state, which has nothing of p.grad, unless parameters have it already; else the script keeps
+        p.grad."""
+        last = self.last
+        unsaved = last.was_put_back if not saved else last.unsaved and not (last.waits and self._applied_by_hand)
+        return self.residuals.collect(unsaved, last.forgets)
 
     def restore(self, kept: Kept) -> None:
         """Go on from what an earlier job kept: existing layouts are dropped, and the next step declares new ones."""

@@ -37,6 +37,9 @@ class Followed:
     def specs(self) -> tuple[TensorSpec, ...]:
         return tuple(gradient.spec for gradient in self._gradients)
 
+    def parameters(self) -> list[torch.Tensor]:
+        return [gradient.parameter for gradient in self._gradients]
+
     def knows(self, parameter: torch.Tensor) -> bool:
         return id(parameter) in self._known
 
@@ -105,6 +108,11 @@ class Followed:
     def keeps_mean(self) -> bool:
         """Whether some p.grad has the last mean in it."""
         return any(gradient.keeps_mean for gradient in self._gradients)
+
+    @property
+    def set_anew(self) -> bool:
+        """Whether there are gradients, and none of them is a tensor that the last mean came in."""
+        return any(gradient.parameter.grad is not None for gradient in self) and not any(gradient.still_mean for gradient in self)
 
     def note_step(self) -> None:
         """An optimizer has stepped on the means."""

@@ -20,6 +20,7 @@ from psgc.torch.gradients.buckets import Gradient, GradientBucket
 from psgc.torch.gradients.exchange import GradientExchange
 from psgc.torch.gradients.followed import LOST
 from psgc.torch.gradients.front_end import HookedFrontEnd
+from psgc.torch.gradients.written import Written
 from psgc.torch.session import speed
 
 
@@ -35,12 +36,16 @@ class BackwardGradients(HookedFrontEnd):
         super().__init__(exchange, passes, late)
         self.synchronized = self.paused = False
         self._watch = weakref.WeakMethod(watch)
+        exchange.written = Written(self.gradients.parameters)
 
     def watch(self, parameters: Iterable[tuple[torch.Tensor, TensorSpec]]) -> None:
         """Follow these parameters' gradients, if they require one and are not followed yet."""
         with self._lock:
             if self.gradients.add(self, parameters):
                 self.exchange.specs, self.synchronized = self.gradients.specs, False
+
+    def knows(self, parameter: torch.Tensor) -> bool:
+        return self.gradients.knows(parameter)
 
     # when a bucket leaves
 
@@ -71,6 +76,8 @@ class BackwardGradients(HookedFrontEnd):
         self.synchronized = False
         if not self.exchange.last.begun:
             self.settle()
+            if self.exchange.observer is not None:
+                self.exchange.observer.begins()
             self.exchange.begin()
 
     def replayed(self) -> None:
@@ -108,6 +115,11 @@ class BackwardGradients(HookedFrontEnd):
         self.send()
         self.receive()
 
+    def look_for_fresh(self) -> None:
+        """The trainer asks for means: where the last ones are gone and all that p.grad holds was put there by hand, that is to be averaged."""
+        if self.synchronized and not self.paused and self.gradients.set_anew:
+            self.synchronized = False
+
     def send(self) -> None:
         """Send the buckets that have not left yet."""
         exchange = self.exchange
@@ -131,15 +143,15 @@ class BackwardGradients(HookedFrontEnd):
                 bucket.deliver()
             self.gradients.reset()
             self.backwards.begin_step()
-            exchange.last.deliver()
+            exchange.deliver()
             self.synchronized = True
         speed.look(self.session)
         if exchange.observer is not None:
             exchange.observer.delivered()
 
     def end_step(self, applied: bool) -> None:
-        """Note that step() has applied the last result, or that it was not and is to be put back."""
-        ended = self.exchange.end_step(applied)
+        """Note that an optimizer has applied the last result, or that it was not and is to be put back."""
+        ended = not self.exchange.last.begun and self.exchange.end_step(applied)
         self.gradients.note_step()
         self.synchronized = False
         if ended and self.exchange.observer is not None:

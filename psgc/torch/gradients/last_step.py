@@ -122,12 +122,9 @@ class LastStep:
             self._sent, self.outcome = self.flags, "raised"
         self.flags = None
 
-    def leave(self) -> bool:
-        """The script goes on without a step: a result that was delivered was its to use or to discard, as in DDP. Returns whether there was one."""
-        if self.outcome != "delivered":
-            return False
-        self.outcome, self._forgets = "settled", self.skips.leave()
-        return True
+    def leave(self, used: bool) -> None:
+        """The script goes on from a result that was delivered without a step: it was its to use or to discard, as in DDP. used: it was applied by hand."""
+        self.outcome, self._forgets = "settled", self.skips.use() if used else self.skips.throw()
 
     def end(self, applied: bool) -> bool:
         """An optimizer has applied the last result, or it was not applied and is to be put back. With several optimizers, one that applies it is enough.

@@ -1,10 +1,11 @@
 """Results that the script went on without a step: whether codecs go on from what they have kept of them.
 
-What a codec has not sent of a gradient stays in its residual, also where the script then uses the averaged gradient in an update of its own, or throws it
-away as a GAN's other half does in each iteration. But a script that seldom does so guards against bad steps: there the rest of a gradient that is
-thousands of times too large would come back in the next steps, which the guard would throw away, too. So with a result that is left as an exception the
-residuals are forgotten. The first few results count as exceptions: to forget what three steps have left costs next to nothing, and a bad batch that comes
-back ruins a training. Before the first step nothing is forgotten, because a script that never steps uses its results by hand.
+What a codec has not sent of a gradient stays in its residual, also where the script uses the averaged gradient in an update of its own, or throws it
+away as a GAN's other half does in each iteration. But a script that seldom throws one away guards against bad steps: there the rest of a gradient that is
+thousands of times too large would come back in the next steps, which the guard would throw away, too. So with a result that is thrown away as an exception
+the residuals are forgotten. The first few count as exceptions: to forget what some steps have left costs next to nothing, and a bad batch that comes
+back ruins a training. A result after which parameters were written counts as used, by hand; but a script whose optimizer steps, and that seldom does so, has
+loaded an older checkpoint to get rid of a bad step.
 Pure; the same on all ranks whose scripts do the same.
 """
 
@@ -16,24 +17,27 @@ from typing import Final
 
 # Steps for each result without one, with which such a result is an exception; critics of GANs are stepped five times.
 EXCEPTIONAL: Final = 6
-# So many results without a step are exceptions from the beginning on, as if EXCEPTIONAL steps for each had gone before.
+# So many results that are thrown away are exceptions from the first step on, as if EXCEPTIONAL steps for each had gone before.
 FORGIVEN: Final = 3
-# So many in a row are exceptions after any number of steps: of what a script did long ago nothing follows for what it does now.
+# So many in a row are exceptions before anything was applied, and after any number of steps: what a script did long ago says nothing of what it does now.
 IN_A_ROW: Final = 10
 
 
 @dataclass(slots=True)
 class Skips:
-    """applied: steps so far; left: results that the script went on without a step. credit: steps of late that no result without a step has used up."""
+    """applied: steps of optimizers so far; used: results that the script applied by hand; thrown: results that it did not apply.
+    credit: steps of late, and updates by hand, that no result thrown away has used up; used_credit: steps that no update by hand has used up."""
 
     applied: int = 0
-    left: int = 0
-    credit: int = EXCEPTIONAL * FORGIVEN
+    used: int = 0
+    thrown: int = 0
+    credit: int = EXCEPTIONAL * IN_A_ROW
+    used_credit: int = 0
 
     @property
     def by_hand(self) -> bool:
         """Whether the script has results and never steps: it uses them in updates of its own."""
-        return self.left > 0 and self.applied == 0
+        return self.used > 0 and self.applied == 0
 
     def state(self) -> dict[str, int]:
         """The counts, to be saved with the residuals."""
@@ -45,11 +49,27 @@ class Skips:
         return cls(**state)
 
     def step(self) -> None:
+        self._applied()
         self.applied += 1
-        self.credit = min(self.credit + 1, EXCEPTIONAL * IN_A_ROW)
+        self.used_credit = min(self.used_credit + 1, EXCEPTIONAL * IN_A_ROW)
 
-    def leave(self) -> bool:
-        """A result is left to the script. Returns whether that is an exception, so that residuals are to be forgotten."""
-        self.left += 1
-        self.credit = max(self.credit - EXCEPTIONAL, -EXCEPTIONAL * FORGIVEN)
-        return self.applied > 0 and self.credit >= 0
+    def use(self) -> bool:
+        """A result is used by hand. Returns whether that is an exception, so that residuals are to be forgotten."""
+        self._applied()
+        self.used += 1
+        self.used_credit = _spent(self.used_credit)
+        return self.applied > 0 and self.used_credit >= 0
+
+    def throw(self) -> bool:
+        """A result is thrown away. Returns whether that is an exception, so that residuals are to be forgotten."""
+        self.thrown += 1
+        self.credit = _spent(self.credit)
+        return self.credit >= 0
+
+    def _applied(self) -> None:
+        first = self.applied + self.used == 0
+        self.credit = min(self.credit, EXCEPTIONAL * FORGIVEN) if first else min(self.credit + 1, EXCEPTIONAL * IN_A_ROW)
+
+
+def _spent(credit: int) -> int:
+    return max(credit - EXCEPTIONAL, -EXCEPTIONAL * FORGIVEN)

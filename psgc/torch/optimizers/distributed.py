@@ -16,7 +16,7 @@ import torch
 from psgc.errors import UsageError
 from psgc.plan.model.plan import Plan
 from psgc.torch.ddp import amp
-from psgc.torch.ddp.told import has_applied
+from psgc.torch.ddp.told import add_optimizer, has_applied, watch_optimizers
 from psgc.torch.gradients.buckets import GradientBucket
 from psgc.torch.gradients.exchange import GradientExchange
 from psgc.torch.gradients.front_end import Others
@@ -115,6 +115,8 @@ class Distributed(torch.optim.Optimizer):
         self._psgc_synchronizes = True
         self._psgc_exchange = GradientExchange(session, f"optimizer{number}", choice, rates)
         self._psgc_gradients = BackwardGradients(self._psgc_exchange, passes, late, self._psgc_watch)
+        add_optimizer(self._psgc_gradients)
+        watch_optimizers()
         if session.config.profile and number == 0:
             if choice.auto:
                 raise UsageError(
@@ -144,7 +146,7 @@ class Distributed(torch.optim.Optimizer):
     def _psgc_complete(self) -> None:
         """Have every p.grad hold the mean."""
         if self._psgc_synchronizes:
-            self.synchronize()
+            self._psgc_synchronize()
         elif not self._psgc_gradients.synchronized:
             raise UsageError("step() inside skip_synchronize(), but gradients were not synchronized since; call synchronize() first")
 
@@ -168,9 +170,14 @@ class Distributed(torch.optim.Optimizer):
         return super().step() if closure is None else super().step(closure)
 
     def synchronize(self) -> None:
-        """Wait until every p.grad holds the mean over all ranks. Where it does already, as after backward, does nothing.
+        """Wait until every p.grad holds the mean over all ranks. Where it does already, as after backward, does nothing; where other tensors have been put
+        into p.grad since, averages these.
 
         Raises UsageError after a backward that raised: zero_grad() is then to be called first."""
+        self._psgc_gradients.look_for_fresh()
+        self._psgc_synchronize()
+
+    def _psgc_synchronize(self) -> None:
         self._psgc_watch()
         self._psgc_gradients.synchronize()
 

@@ -15,7 +15,7 @@ import torch
 
 from psgc.errors import UsageError
 from psgc.torch.ddp import wrappers
-from psgc.torch.ddp.told import exchanges_made, exchanges_of
+from psgc.torch.ddp.told import models_made, models_of
 
 WITH_DDP: Final = (
     "DistributedDataParallel averages it already; use the optimizer as it is and psgc under DDP, with "
@@ -38,11 +38,11 @@ def refuse_foreign(optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor
     """Raise UsageError, naming the first parameter of the optimizer that DDP reduces, torch's or psgc's, or that FSDP or a DTensor holds in pieces. Costs
     nothing while no model has been wrapped and no parameter added since the last time."""
     wrappers.watch()
-    state = wrappers.made(), exchanges_made(), sum(len(group["params"]) for group in optimizer.param_groups)
+    state = wrappers.made(), models_made(), sum(len(group["params"]) for group in optimizer.param_groups)
     if _checked.get(optimizer) == state:
         return
     reduced = {id(p) for wrapper in wrappers.all_wrappers() for p in wrappers.reduced(wrapper).values()}
-    averaging = exchanges_of(optimizer)
+    averaging = models_of(optimizer)
     for number, group in enumerate(optimizer.param_groups):
         for index, parameter in enumerate(group["params"]):
             name = names.get(parameter, f"param.{number}.{index}")
