@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from psgc.diagnostics.compiling import Heard, told_by
+from psgc.diagnostics.compiling import TextObserver, observed_by
 
 
 def print_table(header: list[str], rows: list[list[str]], title: str | None = None) -> None:
@@ -56,7 +56,7 @@ def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
 
     console, doing = Console(stderr=True), ""
     if quiet:
-        with told_by(Heard(lambda text: None)):
+        with observed_by(TextObserver(lambda text: None)):
             yield lambda text: None
         return
     if not console.is_terminal:
@@ -68,5 +68,5 @@ def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
         doing = text
         status.update(text)
 
-    with console.status("") as status, told_by(Heard(lambda text: status.update(text or doing))):
+    with console.status("") as status, observed_by(TextObserver(lambda text: status.update(text or doing))):
         yield tell

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import psgc
-from psgc.diagnostics.compiling import gpu_kernels_counted_by, moving_bar, told_by
+from psgc.diagnostics.compiling import gpu_kernels_counted_by, moving_bar, observed_by
 
 BROADCAST_CODEC: Final = "none"  # parameters are broadcast uncompressed, whatever the job's codec is
 PLANNER: Final = "the planner"  # the search's own kernels
@@ -79,7 +79,7 @@ def warm(texts: Iterable[str], quiet: bool, devices: Sequence[Any] = ()) -> list
     lines = not quiet and not sys.stderr.isatty()
     if lines:
         _tell(f"compiling the kernels of {', '.join(wanted)}: some 10 s for each that has not been compiled here")
-    with _Bar(len(wanted), quiet or lines) as bar, told_by(bar), gpu_kernels_counted_by(bar.ends):
+    with _Bar(len(wanted), quiet or lines) as bar, observed_by(bar), gpu_kernels_counted_by(bar.ends):
         for text in wanted:
             before, began = bar.compiled, time.monotonic()
             bar.next(text)

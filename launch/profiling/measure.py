@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Final
 
-from psgc.diagnostics.compiling import Heard, told_by
+from psgc.diagnostics.compiling import TextObserver, observed_by
 from psgc.diagnostics.machine import machine
 from psgc.errors import ConfigError, UsageError
 from psgc.launch.job.interpreter import check_command
@@ -171,7 +171,7 @@ def _progress_bar(total: int, shown: bool) -> Iterator[Callable[[str], None]]:
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not (shown and console.is_terminal)) as progress:
         task = progress.add_task("", total=total)
-        with told_by(Heard(lambda text: progress.update(task, description=text))):
+        with observed_by(TextObserver(lambda text: progress.update(task, description=text))):
             yield lambda text: progress.update(task, advance=1, description=text)
 
 

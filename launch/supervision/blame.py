@@ -14,7 +14,7 @@ from psgc.diagnostics.report import Report
 
 
 class Weight(IntEnum):
-    HEARD = 1  # by a member, from a scheduler that is not here
+    REPORTED = 1  # by a member, from a scheduler that is not here
     FOUND = 2  # by the scheduler
     OWN = 3  # a process failed by itself
 
@@ -31,7 +31,7 @@ class Account:
     begun: int = 0  # how often it has called init; of a service: in how many jobs it has served
     joined: int = 0  # how often everyone was there
     left: int = 0  # how many jobs it has left in order; of a service: has seen to their end
-    heard: bool = False  # that the job has failed
+    informed: bool = False  # that the job has failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +61,12 @@ class Blame:
         elif report.event == "left":
             account.left += 1
         elif report.event == "job failed":
-            account.heard = True
-            self._add(Weight.FOUND if account.scheduler else Weight.HEARD, report.child, report.text)
-        elif not account.heard:  # else it died of what it heard
+            account.informed = True
+            self._add(Weight.FOUND if account.scheduler else Weight.REPORTED, report.child, report.text)
+        elif not account.informed:  # else it died of what it was told
             who = f"rank {report.rank}" if report.rank >= 0 else account.name
             self._add(Weight.OWN, report.child, f"{who} ended with {report.text}")
-        self._look_for_the_absent()
+        self._find_absent()
 
     def end(self, child: int, status: int | None = None, description: str = "") -> None:
         """A process has ended. status: None if we ended it. description: who it was and how it ended."""
@@ -74,10 +74,10 @@ class Blame:
         account.status, account.ended = status, True
         if status is None:
             return
-        told = account.heard or any(cause.child == child for cause in self.causes)
-        if status and not told:
+        explained = account.informed or any(cause.child == child for cause in self.causes)
+        if status and not explained:
             self._add(Weight.OWN, child, description)
-        self._look_for_the_absent()
+        self._find_absent()
 
     def is_absent(self, child: int) -> bool:
         """Whether a worker that has ended may be awaited by a job that it will not join: it never called init, or failed between two jobs."""
@@ -87,7 +87,7 @@ class Blame:
     @property
     def failed(self) -> bool:
         """Whether the job has failed. False if processes were only told of a fault elsewhere: they end by themselves, and may save something first."""
-        return any(cause.weight > Weight.HEARD for cause in self.causes)
+        return any(cause.weight > Weight.REPORTED for cause in self.causes)
 
     @property
     def formed(self) -> bool:
@@ -119,7 +119,7 @@ class Blame:
         status = self.accounts[cause.child].status or 1
         return cause.text, status if status > 0 else 128 - status
 
-    def _look_for_the_absent(self) -> None:
+    def _find_absent(self) -> None:
         """Find a worker that ended with status 0 and never called init, or less often than others, who wait for it."""
         workers = [account for account in self.accounts if not account.service]
         jobs = max((account.begun for account in workers if account.begun > account.joined and not account.ended), default=0)

@@ -68,7 +68,7 @@ class Relay:
 
     def _line(self, line: bytes) -> bytes:
         assert self._prefix is not None
-        return self._prefix + _left_standing(line) + b"\n"
+        return self._prefix + _as_shown(line) + b"\n"
 
     def _write(self, data: bytes) -> None:
         if data:
@@ -77,6 +77,6 @@ class Relay:
             self.out.flush()
 
 
-def _left_standing(line: bytes) -> bytes:
+def _as_shown(line: bytes) -> bytes:
     """What a terminal would finally show of a line that carriage returns overwrite."""
     return line.rstrip(b"\r").rpartition(b"\r")[2]

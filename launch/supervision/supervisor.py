@@ -27,7 +27,7 @@ from psgc.launch.supervision.relay import Relay, coloured
 from psgc.launch.supervision.reports import Reports
 from psgc.processes.descriptors import raise_limit
 
-TURN_S: Final = 0.1  # polling interval for events without a signal: a group's last process is gone, the next step of the ladder is due
+TURN_S: Final = 0.1  # polling interval for events without a signal: a group's last process is gone, a signal is due
 DRAIN_S: Final = 1.0  # how long to wait for the end of output if a process outside the groups holds a pipe open
 UNKILLABLE_S: Final = 10.0  # a process in the middle of a system call that does not return (a dead file server) outlives SIGKILL
 OWN_END_S: Final = 3.0  # margin beyond a process's own time limit before it is ended from here
@@ -69,13 +69,13 @@ class Supervisor:
         self._unread_output = False
         self._interrupt = 0
         self._pending: list[int] = []  # signals that came and are not handled yet
-        self._ladder: list[tuple[float, int]] = []  # (when, signal) still to be sent to everyone left
+        self._due_signals: list[tuple[float, int]] = []  # (when, signal) still to be sent to everyone left
         self._saving: set[int] = set()  # numbers of the children that are writing a checkpoint
         self._saves_until = float("inf")  # then it is ended all the same
-        self._held_at = float("inf")  # when the ladder's next step would have been taken, but for a checkpoint
+        self._held_at = float("inf")  # when the next signal would have been sent, but for a checkpoint
         self._before: dict[int, Any] = {}
-        self._insisted = False  # whether a step of the ladder was taken
-        self._hopeless_at = float("inf")
+        self._signalled = False  # whether one of the due signals was sent
+        self._give_up_at = float("inf")
 
     def __enter__(self) -> Supervisor:
         raise_limit()  # pipes and kept memory of every child; children start with what we have
@@ -125,7 +125,7 @@ class Supervisor:
     def run(self) -> int:
         """Watch until all processes have ended. Returns 0; after a fault the status of the process that caused it (128 + its signal; 1 if it has
         none); or 128 + the signal that ended us. After a failure the last line on stderr is the reason."""
-        while not all(child.gone for child in self.children) and time.monotonic() < self._hopeless_at:
+        while not all(child.gone for child in self.children) and time.monotonic() < self._give_up_at:
             self._turn(TURN_S)
         deadline = time.monotonic() + DRAIN_S
         while any(isinstance(key.data, tuple) for key in self._selector.get_map().values()) and time.monotonic() < deadline:
@@ -154,7 +154,7 @@ class Supervisor:
                 if not key.data.receive():
                     self._selector.unregister(key.fileobj)
             elif isinstance(key.data, Reports):
-                self._hear()
+                self._take_reports()
             else:
                 os.read(self._wake_r, 4096)
         while self._pending:
@@ -162,23 +162,23 @@ class Supervisor:
         ended = [child for child in self.children if child.has_ended()]
         for child in sorted(ended, key=lambda c: ((c.status or 0) >= 0, c.service)):  # likeliest cause first
             self._ended(child)
-        self._bury_if_any()
+        self._reap_if_any_ended()
         if renewed := self._guard.renewed():
             self._say(renewed)
         self._hold_for_checkpoints(time.monotonic())
-        while self._ladder and time.monotonic() >= self._ladder[0][0]:
-            self._insist(self._ladder.pop(0)[1])
+        while self._due_signals and time.monotonic() >= self._due_signals[0][0]:
+            self._send_due(self._due_signals.pop(0)[1])
 
     # what happens to children
 
-    def _hear(self) -> None:
+    def _take_reports(self) -> None:
         for report in self._reports.receive():
             if report.event == "saving":
                 self._saving.add(report.child)
             elif report.event == "saved":
                 self._saving.discard(report.child)
             elif report.event == "hung":
-                self._tell_where_it_hung(report)
+                self._print_where_it_hung(report)
             elif not self._ending_them:
                 self._name_by_rank(report)
                 self.blame.hear(report)
@@ -191,7 +191,7 @@ class Supervisor:
             child = self.children[report.child]
             child.who = self.blame.accounts[report.child].name = f"rank {report.rank}"
 
-    def _tell_where_it_hung(self, report: Report) -> None:
+    def _print_where_it_hung(self, report: Report) -> None:
         """After Ctrl-C, for rank 0, which prints it itself where Python could interrupt it."""
         if self._interrupt == signal.SIGINT and report.rank == 0 and 0 <= report.child < len(self.children):
             popen = self.children[report.child].popen
@@ -202,10 +202,10 @@ class Supervisor:
     @property
     def _ending_them(self) -> bool:
         """Whether we have told the children to end, so that their exit statuses and messages are consequences, not causes."""
-        return self._insisted or bool(self._interrupt) or self._unread_output
+        return self._signalled or bool(self._interrupt) or self._unread_output
 
     def _ended(self, child: Child) -> None:
-        self._hear()  # what it has told comes before its end
+        self._take_reports()  # what it has told comes before its end
         for pipe in child.relays:
             if not pipe.closed:
                 self._read(child, pipe)  # its last words
@@ -234,11 +234,11 @@ class Supervisor:
             self._failing = True
             self._end_within(self._patience.fault_s if self.blame.formed else 0)
 
-    def _bury_if_any(self) -> None:
+    def _reap_if_any_ended(self) -> None:
         if any(not c.running and not c.gone for c in self.children):
-            self._bury(live_groups())
+            self._reap(live_groups())
 
-    def _bury(self, live: set[int]) -> None:
+    def _reap(self, live: set[int]) -> None:
         """Reap leaders whose group is empty. Once no leader runs, end the processes that leaders left behind."""
         for child in self.children:
             if not child.running and not child.gone and child.pid not in live:
@@ -251,8 +251,8 @@ class Supervisor:
         """Give the others ``grace_s`` to end by themselves, then send SIGTERM and SIGKILL. Never postpones an earlier deadline."""
         term = time.monotonic() + grace_s
         self._saves_until = min(self._saves_until, time.monotonic() + self._patience.save_s)
-        if not self._ladder or (len(self._ladder) == 2 and term < self._ladder[0][0]):
-            self._ladder = [(term, signal.SIGTERM), (term + self._patience.term_s, signal.SIGKILL)]
+        if not self._due_signals or (len(self._due_signals) == 2 and term < self._due_signals[0][0]):
+            self._due_signals = [(term, signal.SIGTERM), (term + self._patience.term_s, signal.SIGKILL)]
 
     def _writers(self) -> list[Child]:
         """The children that are writing a checkpoint now."""
@@ -261,9 +261,9 @@ class Supervisor:
     def _hold_for_checkpoints(self, now: float) -> None:
         """Postpone ending the children while one writes a checkpoint, up to a limit, and announce it once."""
         writers = self._writers()
-        if not self._ladder or not writers or now >= self._saves_until:
+        if not self._due_signals or not writers or now >= self._saves_until:
             return
-        due = self._ladder[0][0]
+        due = self._due_signals[0][0]
         if self._held_at == float("inf"):
             self._held_at = due
         if now >= self._held_at != float("-inf"):
@@ -272,18 +272,18 @@ class Supervisor:
                       f"{self._saves_until - now:.0f} s at most; Ctrl-C twice ends it at once")  # fmt: skip
         later = min(now + self._patience.fault_s, self._saves_until) - due
         if later > 0:
-            self._ladder = [(when + later, number) for when, number in self._ladder]
+            self._due_signals = [(when + later, number) for when, number in self._due_signals]
 
-    def _insist(self, number: int) -> None:
+    def _send_due(self, number: int) -> None:
         left = [c.name for c in self.children if c.running]
-        if left and not (self._insisted or self._failing or self._unread_output or self._interrupt):
+        if left and not (self._signalled or self._failing or self._unread_output or self._interrupt):
             if self.blame.unused:
                 self._say("no worker has joined the job, so nothing was synchronised: does the command use psgc? (psgc.torch.init())")
             elif not self.blame.unneeded:
                 self._say(f"the workers have ended; ending {', '.join(left)}, too")
-        self._insisted = True
+        self._signalled = True
         if number == signal.SIGKILL:
-            self._hopeless_at = time.monotonic() + UNKILLABLE_S
+            self._give_up_at = time.monotonic() + UNKILLABLE_S
         self._signal_all(number)
 
     def _kill_what_is_left(self) -> None:
@@ -292,7 +292,7 @@ class Supervisor:
         while left := [child for child in self.children if not child.gone]:
             for child in left:
                 child.has_ended()
-            self._bury(live_groups())
+            self._reap(live_groups())
             if time.monotonic() > deadline:
                 self._say(f"{', '.join(f'{c.name} (process group {c.pid})' for c in left)} cannot be killed: the kernel holds it")
                 return

@@ -24,7 +24,7 @@ GPU_TEXT: Final = "compiling GPU kernels, once on this machine: the first steps 
 PAUSE_S: Final = 0.7  # several kernels are compiled in a row; if none begins within this time, compilation is over
 
 
-class Teller(Protocol):
+class Observer(Protocol):
     """Called when a kernel's compilation begins and ends, in the thread that compiles."""
 
     def begins(self) -> None: ...
@@ -32,14 +32,14 @@ class Teller(Protocol):
 
 
 @contextmanager
-def told_by(teller: Teller) -> Iterator[None]:
-    """A context in which ``teller`` replaces the usual messages about compilation."""
-    global _teller  # noqa: PLW0603 - the process has one
-    before, _teller = _teller, teller
+def observed_by(observer: Observer) -> Iterator[None]:
+    """A context in which ``observer`` replaces the usual messages about compilation."""
+    global _observer  # noqa: PLW0603 - the process has one
+    before, _observer = _observer, observer
     try:
         yield
     finally:
-        _teller = before
+        _observer = before
 
 
 @contextmanager
@@ -47,11 +47,11 @@ def compilation() -> Iterator[None]:
     """A context that reports the compilation of kernels, and nothing if they come from the cache."""
     from numba.core import event
 
-    with event.install_listener("numba:compile", _listener(_teller)):
+    with event.install_listener("numba:compile", _listener(_observer)):
         yield
 
 
-def _listener(teller: Teller) -> Any:
+def _listener(observer: Observer) -> Any:
     from numba.core.event import Event, Listener
 
     class Compilations(Listener):
@@ -61,17 +61,17 @@ def _listener(teller: Teller) -> Any:
         def on_start(self, event: Event) -> None:
             self.under_way += 1
             if self.under_way == 1:
-                teller.begins()
+                observer.begins()
 
         def on_end(self, event: Event) -> None:
             self.under_way -= 1
             if not self.under_way:
-                teller.ends()
+                observer.ends()
 
     return Compilations()
 
 
-class Heard:
+class TextObserver:
     """Calls ``tell`` with a text while a kernel is compiled, and then with ""."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
@@ -184,4 +184,4 @@ def moving_bar(count: str) -> Any:
     return Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False, redirect_stderr=False)
 
 
-_teller: Teller = StandardError()
+_observer: Observer = StandardError()

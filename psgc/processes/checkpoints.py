@@ -24,7 +24,7 @@ class Saves:
         self._lock = threading.RLock()  # re-entrant: a signal's handler may save while its thread is in here
         self._under_way: dict[object, threading.Thread] = {}
         self._tell: Callable[[bool], object] = lambda _: None
-        self._told = False
+        self._announced = False
         self._timeout_s = 0.0
 
     @contextmanager
@@ -49,7 +49,7 @@ class Saves:
         """Call ``tell(True)`` when the first save begins, and ``tell(False)`` when the last one has ended. timeout_s: how long
         the end of the interpreter waits."""
         with self._lock:
-            self._tell, self._told, self._timeout_s = tell, False, timeout_s
+            self._tell, self._announced, self._timeout_s = tell, False, timeout_s
             self._tell_if_changed()
 
     def await_others(self, name_after_s: float = 5.0) -> None:
@@ -72,12 +72,12 @@ class Saves:
         return [thread.name for thread in threads if thread.is_alive() and thread is not threading.current_thread()]
 
     def _tell_if_changed(self) -> None:
-        # Told first and noted afterwards: a signal's handler that saves in between then says it again rather than not at all.
-        if self._under_way and not self._told:
+        # Announced first and noted afterwards: a signal's handler that saves in between then says it again rather than not at all.
+        if self._under_way and not self._announced:
             self._tell(True)
-            self._told = True
-        elif not self._under_way and self._told:
-            self._told = False
+            self._announced = True
+        elif not self._under_way and self._announced:
+            self._announced = False
             self._tell(False)
 
 

@@ -40,7 +40,7 @@ class Scheduler:
     joined: list[Node] = field(default_factory=list)
     _timestamp: int = 0
     _arrived: dict[int, set[int]] = field(default_factory=dict)  # senders at each group's barrier
-    _heard: dict[int, float] = field(default_factory=dict)  # when each node's last heartbeat came
+    _heartbeats: dict[int, float] = field(default_factory=dict)  # when each node's last heartbeat came
 
     def __post_init__(self) -> None:
         if self.workers + self.servers > MAX_NODES:
@@ -55,7 +55,7 @@ class Scheduler:
         if sender != nodes.SCHEDULER_ID and (not self.ready or sender not in {node.id for node in self.joined}):
             raise RemoteProtocolError(f"{meta} from {_name(sender)}, which has not joined the job")
         if meta.command == HEARTBEAT:
-            self._heard[sender] = now
+            self._heartbeats[sender] = now
             return [Send(sender, Meta(command=HEARTBEAT, nodes=(self.own,), timestamp=self._next()))]
         if meta.command == BARRIER and meta.request:
             return self._arrive(sender, meta)
@@ -65,7 +65,7 @@ class Scheduler:
         """Nodes whose heartbeats have stopped."""
         if not self.timeout_s or not self.ready:
             return []
-        return [node for node in self.joined if now - self._heard[node.id] > self.timeout_s]
+        return [node for node in self.joined if now - self._heartbeats[node.id] > self.timeout_s]
 
     def missing(self) -> str:
         """The nodes that have not joined yet, in words; "" when all have."""
@@ -79,8 +79,8 @@ class Scheduler:
     def waiting(self) -> dict[int, list[int]]:
         """The ids that each group's current barrier waits for."""
         return {
-            group: [node_id for node_id in nodes.group_ids(group, self.workers, self.servers) if node_id not in came]
-            for group, came in self._arrived.items() if came
+            group: [node_id for node_id in nodes.group_ids(group, self.workers, self.servers) if node_id not in arrived]
+            for group, arrived in self._arrived.items() if arrived
         }  # fmt: skip
 
     def _add(self, sender: int, meta: Meta, now: float) -> list[Action]:
@@ -110,7 +110,7 @@ class Scheduler:
             placed.append(replace(node, id=make_id(ranks[node.role])))
             ranks[node.role] += 1
         self.joined, self.ready = placed, True
-        self._heard = {node.id: now for node in placed}
+        self._heartbeats = {node.id: now for node in placed}
         connects: list[Action] = [Connect(node) for node in placed]
         everybody = (*placed, self.own)
         return connects + [self._tell(node_id, everybody) for node_id in self._members()]
@@ -125,14 +125,14 @@ class Scheduler:
             )
         fresh = replace(node, id=place.id, is_recovery=True)
         self.joined = [fresh if known.id == place.id else known for known in self.joined]
-        self._heard[fresh.id] = now
-        gone = {known.id for known in dead} - {fresh.id}
-        told: list[Action] = [
+        self._heartbeats[fresh.id] = now
+        others = {known.id for known in dead} - {fresh.id}
+        announcements: list[Action] = [
             self._tell(node_id, (*self.joined, self.own) if node_id == fresh.id else (fresh,))
             for node_id in self._members()
-            if node_id not in gone
+            if node_id not in others
         ]
-        return [Connect(fresh), *told]
+        return [Connect(fresh), *announcements]
 
     def _members(self) -> tuple[int, ...]:
         return nodes.group_ids(nodes.WORKER_GROUP + nodes.SERVER_GROUP, self.workers, self.servers)
@@ -145,11 +145,11 @@ class Scheduler:
         members = nodes.group_ids(meta.barrier_group, self.workers, self.servers)
         if sender not in members:
             raise RemoteProtocolError(f"a barrier of group {meta.barrier_group} from {_name(sender)}, which is not in it")
-        came = self._arrived.setdefault(meta.barrier_group, set())
-        came.add(sender)
-        if len(came) < len(members):
+        arrived = self._arrived.setdefault(meta.barrier_group, set())
+        arrived.add(sender)
+        if len(arrived) < len(members):
             return []
-        came.clear()
+        arrived.clear()
         return [
             Send(
                 member,

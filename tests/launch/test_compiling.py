@@ -18,7 +18,7 @@ from psgc.codecs.jit.kernel import I64, kernel
 from psgc.codecs.jit.kernel_cache import cache_folder
 from psgc.cuda.common import usable
 from psgc.diagnostics import compiling
-from psgc.diagnostics.compiling import told_by
+from psgc.diagnostics.compiling import observed_by
 from psgc.errors import DeviceError
 from psgc.launch.job import warming
 from tests.plan.commands import psgc
@@ -49,7 +49,7 @@ def test_a_kernel_is_told_of_once_with_its_helpers_and_not_when_it_comes_from_th
     def fresh() -> Any:
         return kernel(SIGNATURE)(lambda x: inner(x) * 2)
 
-    with told_by(told):
+    with observed_by(told):
         assert fresh()(3) == 2 * (3 + number)
         assert told.words == ["begins", "ends"]
         kernel(SIGNATURE)(doubled)
@@ -60,7 +60,7 @@ def test_a_kernel_is_told_of_once_with_its_helpers_and_not_when_it_comes_from_th
 
 def test_what_a_training_script_compiles_for_itself_is_not_told_of() -> None:
     told = Told()
-    with told_by(told):
+    with observed_by(told):
         assert numba.njit(SIGNATURE)(lambda x: x - 1)(3) == 2
     assert not told.words
 

@@ -77,16 +77,21 @@ def test_psgcs_workers_train_over_bytepss_own_server_and_scheduler() -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(560)
-def test_three_hundred_steps_of_three_workers_without_a_pause_are_right_on_servers_of_either_kind_and_one_of_each() -> None:
+@pytest.mark.parametrize(
+    ("scheduler", "servers"),
+    [
+        pytest.param(STOCK_SCHEDULER, [STOCK_SERVER], id="BytePS's"),
+        pytest.param(STOCK_SCHEDULER, [PSGC_SERVER], id="psgc's"),
+        pytest.param(STOCK_SCHEDULER, [STOCK_SERVER, PSGC_SERVER], id="one of each"),
+        pytest.param(PSGC_SCHEDULER, [STOCK_SERVER, PSGC_SERVER], id="one of each, and psgc's scheduler"),
+    ],
+)
+def test_three_hundred_steps_of_three_workers_without_a_pause_are_right_in_every_element(
+    scheduler: list[str], servers: list[list[str]]
+) -> None:
     needs_stock()
-    for scheduler, servers in (
-        (STOCK_SCHEDULER, [STOCK_SERVER]),
-        (STOCK_SCHEDULER, [PSGC_SERVER]),
-        (STOCK_SCHEDULER, [STOCK_SERVER, PSGC_SERVER]),
-        (PSGC_SCHEDULER, [STOCK_SERVER, PSGC_SERVER]),
-    ):
-        outputs, statuses, errors = run_job(scheduler, servers, [[*WORKER, "300", "none"]] * 3)
-        check(outputs, statuses, errors, "none")
+    outputs, statuses, errors = run_job(scheduler, servers, [[*WORKER, "300", "none"]] * 3)
+    check(outputs, statuses, errors, "none")
 
 
 @pytest.mark.long
