@@ -16,6 +16,7 @@ needs_hosts = pytest.mark.skipif(bool(LACKING), reason=f"no testbed here: {LACKI
 
 
 @needs_hosts
+@pytest.mark.long
 def test_over_10_mbit_interfaces_carry_what_one_exchange_needs() -> None:
     """0.2 M parameters, four parts of up to half a second: what was asked after whenever it was quiet would be sent again."""
     case = replace(slow_links.CASES["10"], numel=200 * slow_links.SIDE)

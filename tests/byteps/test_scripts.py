@@ -132,15 +132,19 @@ def test_a_scheduler_and_servers_do_not_wait_for_a_suspended_worker_that_has_fai
         assert re.search(r"node 0 \(.*\): .* RuntimeError: no more images.*, before it joined the job", service.text), job.text()
 
 
-@pytest.mark.timeout(180)
-def test_a_test_suite_whose_tests_each_have_a_job_in_one_process(launched: Launched, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "tests", [("temporary_tensor", "initialised_already"), pytest.param((), marks=pytest.mark.long)], ids=["two", "all"]
+)
+def test_a_test_suite_whose_tests_each_have_a_job_in_one_process(launched: Launched, tmp_path: Path, tests: tuple[str, ...]) -> None:
     """In the shape of BytePS's own: scheduler and server are started anew for each, by bpslaunch, at the same address."""
     bpslaunch = tmp_path / "bpslaunch"
     bpslaunch.write_text(f"#!/bin/sh\nexec {sys.executable} -c 'from psgc.launch.job.bpslaunch import main; main()'\n")
     bpslaunch.chmod(0o755)
     env = found_as_byteps(os.environ) | {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "DMLC_PS_ROOT_PORT": str(free_port())}
-    status, out, err = launched.end(launched.python(str(SCRIPTS / "fixture.py"), **env, PSGC_SILENCE_S="60"))
-    assert status == 0 and out.splitlines() == ["bps shutdown"] * 3 and "Ran 3 tests" in err, err
+    status, out, err = launched.end(
+        launched.python(str(SCRIPTS / "fixture.py"), *(f"-k{test}" for test in tests), **env, PSGC_SILENCE_S="60")
+    )
+    assert status == 0 and out.splitlines() == ["bps shutdown"] * (len(tests) or 3) and f"Ran {len(tests) or 3} tests" in err, err
 
 
 def test_an_object_of_any_class_is_broadcast_if_the_environment_allows_pickles(launched: Launched) -> None:

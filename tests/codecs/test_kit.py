@@ -52,9 +52,14 @@ def encode(codec: KitCodec, p: F32) -> Any:
 
 
 @pytest.mark.timeout(600)
-def test_kit_codecs_of_another_package_keep_every_law(kit_package: Path) -> None:
+@pytest.mark.parametrize(
+    "texts",
+    [("threshold:tau=1", "levels3:bits=5,ef=1", "halves"), pytest.param(("threshold", *EXAMPLES), marks=pytest.mark.long)],
+    ids=["some", "all"],
+)
+def test_kit_codecs_of_another_package_keep_every_law(texts: tuple[str, ...], kit_package: Path) -> None:
     path = os.pathsep.join(filter(None, (str(kit_package), os.environ.get("PYTHONPATH"))))
-    env = {**os.environ, "PYTHONPATH": path, "LAWS_FOR": " ".join(("threshold", "threshold:tau=1", *EXAMPLES))}
+    env = {**os.environ, "PYTHONPATH": path, "LAWS_FOR": " ".join(texts)}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/codecs/test_laws.py"]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-4000:]

@@ -72,7 +72,7 @@ def encodes_on_gpus(buckets: Any) -> bool:
     return any(action.endswith("@gpu") for bucket in buckets for action in bucket.option)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(questions())
 def test_what_is_called_runnable_is_accepted_by_a_job_and_what_is_not_is_refused(problem: Problem) -> None:
     found = search(problem)
@@ -91,7 +91,7 @@ def test_what_is_called_runnable_is_accepted_by_a_job_and_what_is_not_is_refused
         assert not encodes_on_gpus(best.buckets), "jobs encode where gradients lie, and on CPUs"
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(questions(), st.integers(1, 3))
 def test_every_option_that_planners_choose_from_for_a_job_is_one_that_jobs_run(problem: Problem, parts: int) -> None:
     limited = as_jobs_run(problem)
@@ -108,7 +108,7 @@ def test_every_option_that_planners_choose_from_for_a_job_is_one_that_jobs_run(p
             assert compile_option(option, numel, Ranks((limited.cluster.gpus_per_node,) * limited.cluster.nodes))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(questions(), st.booleans())
 def test_what_auto_plans_is_accepted_by_its_job(problem: Problem, groups: bool) -> None:
     profile, cluster = problem.profile, problem.cluster
