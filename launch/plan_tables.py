@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from psgc.launch.tables import print_table
+from psgc.launch.tables import print_table, print_text
 from psgc.plan.model.plan import PlannedBucket
 from psgc.plan.report.assessment import Assessment
 from psgc.plan.report.incomparable import incomparable
@@ -21,11 +21,11 @@ def print_plan(assessed: Assessment) -> None:
     _print_buckets(assessed.found.buckets)
     _print_methods(assessed)
     for note in assessed.job.notes:
-        print(f"note: {note}")
+        print_text(note, "note: ")
     found = assessed.found
-    print(f"chosen in {ms(found.select_us)} ms from {found.options_considered} options a bucket; {from_best(assessed)}")
+    print_text(f"chosen in {ms(found.select_us)} ms from {found.options_considered} options a bucket; {from_best(assessed)}")
     for line in (*about_quality(assessed), *about_memory(found.buckets), about_running(assessed), not_verified(), verdict(assessed)):
-        print(line)
+        print_text(line)
 
 
 def _print_buckets(buckets: Sequence[PlannedBucket]) -> None:
@@ -55,4 +55,4 @@ def _print_methods(assessed: Assessment) -> None:
         rows.append([name, ms(us), "" if name == assessed.method or not us else longer(step / us - 1)])
     print_table(["plan by", "step, ms", "this plan takes"], rows)
     for line in incomparable(assessed.rivals):
-        print(line)
+        print_text(line)

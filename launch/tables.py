@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -27,6 +28,22 @@ def print_table(header: list[str], rows: list[list[str]], title: str | None = No
     for row in rows:
         table.add_row(*row)
     console.print(table)
+
+
+def print_text(text: str, mark: str = "") -> None:
+    """Print a paragraph behind the mark; on a terminal, broken between words and indented by the mark's width. Elsewhere it is one line, for tools that
+    read lines."""
+    from rich.console import Console
+
+    console = Console()
+    print(paragraph(text, mark, console.width) if console.is_terminal else f"{mark}{text}")
+
+
+def paragraph(text: str, mark: str, width: int) -> str:
+    """The text in lines of at most so many characters, if no word is longer."""
+    return textwrap.fill(
+        text, width, initial_indent=mark, subsequent_indent=" " * len(mark), break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _longest_word(cells: Sequence[str]) -> int:

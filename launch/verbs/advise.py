@@ -10,7 +10,7 @@ import typer
 from psgc.errors import UsageError
 from psgc.launch.compile_on_call import compiles_on_call
 from psgc.launch.flags import Json
-from psgc.launch.tables import print_table, progress
+from psgc.launch.tables import print_table, print_text, progress
 from psgc.launch.usage import refuse_beside
 
 MOST_TOKENS, MOST_MEMORY_GBPS, MOST_PRICE = 10**9, 1e6, 1e9  # a typing error beyond
@@ -139,16 +139,18 @@ def _print(found: dict[str, Any]) -> None:
     ]  # fmt: skip
     # Short headings, so that the table fits into 80 columns; the line below it says what they mean.
     print_table(["", "now", "not yet", "against bf16", "fewer bytes", ""], rows)
-    print(
-        "- now: ms of an iteration that runs today; not yet: by a plan that this version cannot run; against bf16: the ratio of these times"
+    print_text(
+        "now: ms of an iteration that runs today; not yet: by a plan that this version cannot run; against bf16: the ratio of these times",
+        "- ",
     )
     if "goodput" in found["candidates"][0]:
         print_table(
             ["", "tokens a second", "us a token", "price of a million"], [_goodput_row(one) for one in found["candidates"]], title="goodput"
         )
     for note in found["notes"]:
-        print(f"- {note}")
-    print(f"\n{found['choice']}: {found['why']}")
+        print_text(note, "- ")
+    print()
+    print_text(f"{found['choice']}: {found['why']}")
 
 
 def _times(one: dict[str, Any]) -> list[str]:

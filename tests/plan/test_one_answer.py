@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psgc.errors import UsageError
+from psgc.launch.tables import paragraph
 from psgc.layout import Declaration, TensorSpec, build_layout
 from psgc.plan.inputs.cluster import Cluster, Link
 from psgc.plan.inputs.estimates import cluster_of, with_codec_times
@@ -184,3 +185,42 @@ def test_the_same_question_has_the_same_answer_whoever_is_asked(tmp_path: Path, 
             f"codec {advice['choice']}, since none was chosen: the one that psgc advise takes here" in note
             for note in answer["prediction"]["notes"]
         )
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_exact_plans_without_a_codec_and_says_where_advice_differs(tmp_path: Path, device: str) -> None:
+    tensors = [{"name": f"t{n}", "numel": 300_000, "ready_us": 2000 * n} for n in range(4)]
+    document = {"version": 1, "model": "m", "device": device, "hardware": "NVIDIA A100" if device == "cuda" else "", "tensors": tensors}
+    (tmp_path / "p.json").write_text(json.dumps(document))
+    (tmp_path / "c.toml").write_text(replace(cluster_of("a100" if device == "cuda" else "", 2, 1, 1.0, 50.0), name="c").to_toml({}))
+    asked = ("--profile", str(tmp_path / "p.json"), "--quality", "exact", "--json")
+    for more in ((), ("--runnable",)):
+        planned = psgc("plan", *asked, "--cluster", str(tmp_path / "c.toml"), *more)
+        assert not planned.returncode, planned.stderr
+        answer = json.loads(planned.stdout)
+        assert answer["runnable"]
+        assert not any("comp@" in action for bucket in answer["buckets"] for action in bucket["option"])
+        assert any("--quality exact does not allow" in note for note in answer["prediction"]["notes"])
+    advice = json.loads(psgc("advise", *asked, "--nodes", "2", "--gpus-per-node", "1", "--link", "1").stdout)
+    assert advice["choice"] == "bf16"
+    assert any("--quality exact leaves none, as in psgc plan" in note for note in advice["notes"])
+
+
+def test_a_plan_over_servers_alone_says_that_the_cluster_names_nothing_that_runs_collectives_on_gpus(tmp_path: Path) -> None:
+    (tmp_path / "p.csv").write_text("name,numel,ready_us\na,300000,0\nb,300000,1000\n")
+    said = []
+    for collectives in ("", "nccl"):
+        cluster = replace(cluster_of("", 2, 2, 1.0, 50.0, servers=1), name="c", collectives=collectives)
+        (tmp_path / "c.toml").write_text(cluster.to_toml({}))
+        done = psgc("plan", "--profile", str(tmp_path / "p.csv"), "--cluster", str(tmp_path / "c.toml"), "--runnable", "--codec", "none")
+        said.append("plans over servers alone, since the cluster does not say what runs collectives" in done.stdout)
+    assert said == [True, False]
+
+
+def test_paragraphs_fit_into_the_terminal_and_break_between_words() -> None:
+    text = "links: 8 x 8 GPUs, 100 Gbit/s a node and 20 us, 3600 Gbit/s within one; codec times are estimates, as --help says"
+    lines = paragraph(text, "- ", 40).splitlines()
+    assert len(lines) > 2
+    assert all(len(line) <= 40 for line in lines)
+    assert " ".join(line[2:] for line in lines) == text
+    assert [line[:2] for line in lines] == ["- ", *["  "] * (len(lines) - 1)]

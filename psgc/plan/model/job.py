@@ -16,7 +16,7 @@ from psgc.plan.inputs.cluster import Cluster, load_cluster
 from psgc.plan.inputs.estimates import ASSUMED_GPU, Measured, located, with_codec_times, with_cpu_estimates, with_overheads
 from psgc.plan.inputs.profile import Profile, load_profile
 from psgc.plan.model.constraints import ALL
-from psgc.plan.model.costs import CodecCosts
+from psgc.plan.model.costs import RINGS, CodecCosts
 from psgc.plan.model.options import Constraints, encodes
 from psgc.plan.model.plan import UNCOMPRESSED, PlannedBucket
 from psgc.plan.model.problem import PUBLISHED_BYTES, Problem, codec_costs, is_of_a_node
@@ -59,11 +59,14 @@ def load_job(
         codec = next((name for _, name in constraints.codecs if name != UNCOMPRESSED), UNCOMPRESSED)
     constraints = replace(constraints, on_gpus=constraints.runtime and profile.device == "cuda" and "gpu" in constraints.devices)
     named = {*(name for _, name in constraints.codecs), *beside}
+    if codec is None and not constraints.codecs and not _suitable(standard=standard):
+        codec = UNCOMPRESSED
+        notes.append(f"no codec, since each {standard.told}; --codec names one")
     if not may_encode(constraints) or {codec, *named} == {UNCOMPRESSED}:
         profile, _ = with_cpu_estimates(profile, (UNCOMPRESSED,))  # copies into slots and out of them, and servers' sums
         profile, fixed = with_overheads(profile)
         notes += fixed
-        return Job(Problem(profile, cluster, codec_costs(UNCOMPRESSED, profile), constraints), tuple(notes))
+        return _job(Problem(profile, cluster, codec_costs(UNCOMPRESSED, profile), constraints), notes)
     wanted = named | _candidates(codec, profile, standard=standard)
     timed = with_codec_times(profile, wanted or profile.codecs, gpu=gpu or "", measured=measured)
     if codec is None and choose is not None and constraints == replace(ALL, runtime=constraints.runtime, on_gpus=constraints.on_gpus):
@@ -82,7 +85,18 @@ def load_job(
     if cluster.has_threads and any(is_of_a_node(each) for each in (costs, *(each for _, each in others))):
         cluster = replace(cluster, cores=0, codec_threads=0)
         notes.append("a node's CPU encodes one part at a time, since the published codec times of V100's host are of its whole CPU")
-    return Job(Problem(profile, cluster, costs, constraints, others), tuple(notes), estimated)
+    return _job(Problem(profile, cluster, costs, constraints, others), notes, estimated)
+
+
+def _job(problem: Problem, notes: Sequence[str], estimated: frozenset[str] = frozenset()) -> Job:
+    """With a note where plans over servers alone are considered, since the cost of collectives is not known."""
+    if problem.constraints.runtime and problem.collectives is RINGS:
+        notes = [
+            *notes,
+            "plans over servers alone, since the cluster does not say what runs collectives between GPUs "
+            '(collectives = "nccl" or "host"), and so not what they take in a job',
+        ]
+    return Job(problem, tuple(notes), estimated)
 
 
 def _devices(profile: Profile, constraints: Constraints) -> tuple[str, ...]:

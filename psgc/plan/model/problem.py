@@ -232,7 +232,8 @@ class Problem:
             found = tuple(option for option in found if any(self.takes(option, codec) for codec in self.codecs))
         if not found and self.constraints.runtime and not self.cluster.servers:
             raise UsageError(
-                f"cluster {self.cluster.name} has no servers, but jobs push to servers; give it some, or leave out runtime = true"
+                f"cluster {self.cluster.name} has no servers, but jobs push to servers; give it some, or leave out --runnable (runtime = true); "
+                f'where workers aggregate on GPUs, name what runs that: collectives = "nccl" or "host"'
             )
         if not found:
             over_servers = self.constraints.runtime and not self.among_workers

@@ -15,6 +15,7 @@ from typing import Any, Final
 from psgc.plan.inputs.cluster import Cluster
 from psgc.plan.inputs.estimates import Measured, Timed, with_codec_times
 from psgc.plan.inputs.profile import Profile
+from psgc.plan.model.level import EXACT
 from psgc.plan.model.options import Constraints
 from psgc.plan.model.plan import UNCOMPRESSED
 from psgc.plan.model.problem import Problem, codec_costs
@@ -257,6 +258,8 @@ def _notes(
             f"quality: gradients are encoded up to {most_encodes} times on the way to the mean, by servers included; each encoding loses a little"
         )
     notes.append("bf16: gradients that are bf16 when they are ready, or cast at no cost")
+    if standard.level == EXACT:
+        notes.append("quality: a cast to bf16 changes gradients of float32, so if yours are, --quality exact leaves none, as in psgc plan")
     notes.append("local steps change the optimizer: fewer exchanges, other learning rates; their quality is not judged here")
     return notes
 
