@@ -24,10 +24,8 @@ from psgc.processes.pool import threads_of
 from psgc.program.groups import Groups
 from psgc.transport.security import encryption
 from psgc.wire.reports import Report
-from psgc.worker.bucket import BucketWork
-from psgc.worker.executor.bucket import GroupBucket
-from psgc.worker.executor.executor import Executor, in_layout
-from psgc.worker.executor.named import NamedExecutor
+from psgc.worker.executor.executor import Executor
+from psgc.worker.executor.layouts import Host
 from psgc.worker.network import Network
 from psgc.worker.published import check_value
 from psgc.worker.residuals.memory import own_memory, questions, take_answers, take_up
@@ -50,7 +48,6 @@ class ClusterSession(Session):
         self.trace = self._network.trace
         self.figures = Figures(time.monotonic())
         self._executor: Executor  # once the job has begun
-        self._named: NamedExecutor | None = None  # once something that is no plan runs over groups
         self._names: dict[str, Declaration] = {}
         self._early: dict[str, list[Submission]] = {}  # steps of named tensors whose layouts are not there yet
         self._opening = threading.Lock()
@@ -75,11 +72,12 @@ class ClusterSession(Session):
         session.local_rank, session.local_size = config.local_rank, config.local_size
         session.node_sizes = topology.node_sizes
         session.node_roots, session.node_switches = topology.node_roots, topology.switches
-        session._executor = Executor(
-            topology.rank, session.ranks, session._groups, session.fail, lambda: session.failed, pool_threads(config), config.nonfinite == "raise",
-            session.trace, session._network, config.collectives,
+        host = Host(
+            topology.rank, session.ranks, session._groups, session.fail, lambda: session.failed, session._network.ask_turn, session._network,
+            config.nonfinite == "raise", session.trace, config.collectives,
         )  # fmt: skip
-        session._network.lookout = session._late
+        executor = session._executor = Executor(host, pool_threads(config))
+        session._network.lookout, session._network.on_turn = executor.late, executor.turn
         session._network.reporter = session._report
         logger.info("joined rank=%d size=%d servers=%d", topology.rank, topology.size, len(topology.servers))
         return session
@@ -97,24 +95,10 @@ class ClusterSession(Session):
         self._executor.add(layout)
         return layout
 
-    def _executor_of_names(self) -> NamedExecutor:
-        """Made when something else is submitted that runs over groups."""
-        with self._lock:
-            if self._named is None:
-                self._named = NamedExecutor(
-                    self.rank, self.ranks, self._groups, self._network.ask_turn, self.fail, lambda: self.failed,
-                    self.config.nonfinite == "raise",
-                )  # fmt: skip
-                self._network.on_turn = self._named.turn
-            return self._named
-
     def _groups(self, name: str) -> Groups:
         if self.groups_of is None:
             raise UsageError("the layout runs over groups of ranks, but its front end has no collectives; declare it through psgc.torch")
         return self.groups_of(name)
-
-    def _late(self, now: float, first_s: float) -> list[str]:
-        return [text for one in (self._executor, self._named) if one is not None for text in one.late(now, first_s)]
 
     def submit(
         self, layout: Layout, bucket: int, buffer: BucketBuffer, *, skip: bool = False, previous_skipped: int = 0,
@@ -126,12 +110,8 @@ class ClusterSession(Session):
             self.figures.submitted(time.monotonic())
         if self.trace is not None:
             self.trace.submitted(layout, bucket)
-        self._enqueue(layout, bucket, Submission(buffer, ticket, skip, previous_skipped, rescale))
+        self._executor.submit(layout, bucket, Submission(buffer, ticket, skip, previous_skipped, rescale))
         return ticket
-
-    def _enqueue(self, layout: Layout, bucket: int, submission: Submission) -> None:
-        one = self._executor if in_layout(layout, layout.buckets[bucket]) else self._executor_of_names()
-        one.submit(layout, bucket, submission)
 
     def submit_named(self, declaration: Declaration, buffer: BucketBuffer, *, skip: bool = False, priority: int | None = None) -> Ticket:
         declaration = self._seeded(declaration)
@@ -146,7 +126,7 @@ class ClusterSession(Session):
             if known is None:
                 self._early[declaration.name] = [submission]
         if known is not None:
-            self._enqueue(known, 0, submission)
+            self._executor.submit(known, 0, submission)
         else:
             self._network.declare(declaration, self._opened)
         return ticket
@@ -156,7 +136,7 @@ class ClusterSession(Session):
         self._executor.add(layout)
         with self._opening:
             for submission in self._early.pop(layout.name):
-                self._enqueue(layout, 0, submission)
+                self._executor.submit(layout, 0, submission)
 
     def wait(self, tickets: Iterable[Ticket]) -> None:
         self._board.wait(cast("Iterable[StepTicket]", tickets))
@@ -219,12 +199,12 @@ class ClusterSession(Session):
             self._network.tell_broken(text)
 
     def residuals(self) -> dict[str, NDArray[Any]]:
-        kept = (work for work in self._all_works() if work.keeps_residual)
+        kept = (work for work in self._executor.works() if work.keeps_residual)
         return {work.name: np.concatenate([m.residual for m in work.remembered().values() if m.residual is not None]) for work in kept}
 
     def remembered(self, layout: Layout, dropped: bool) -> LayoutMemory:
         self.check()
-        works = self._works(layout)
+        works = self._executor.works(layout)
         memory = own_memory(layout, works, dropped)
         mine = [work for work in works if work.bucket.index % self.size == self.rank]
         answers = questions(mine, dropped)
@@ -234,7 +214,7 @@ class ClusterSession(Session):
 
     def remember(self, layout: Layout, memory: LayoutMemory) -> None:
         self.check()
-        works = self._works(layout)
+        works = self._executor.works(layout)
         self._transfer(take_up(memory, layout, works, self.size))
         if any(work.server_parts() for work in works):
             self._meet(1, layout.id)  # a push must not overtake another rank's residual, which servers take before the first step only
@@ -242,12 +222,6 @@ class ClusterSession(Session):
     def retire(self, layout: Layout) -> None:
         self._executor.retire(layout)
         self._network.retire(layout)
-
-    def _works(self, layout: Layout) -> list[BucketWork | GroupBucket]:
-        return [work for work in self._all_works() if work.layout.id == layout.id]
-
-    def _all_works(self) -> list[BucketWork | GroupBucket]:
-        return [work for one in (self._executor, self._named) if one is not None for work in one.works()]
 
     def _transfer(self, transfers: list[Transfer]) -> None:
         if transfers:
@@ -261,11 +235,11 @@ class ClusterSession(Session):
     def statistics(self) -> dict[str, int]:
         client, waiting = self._network.client, self._network.waiting
         assert client is not None
-        moved, plain = self._executor.moved_bytes, self._executor.uncompressed_bytes
-        named = 0 if self._named is None else self._named.moved_bytes
+        over_groups = self._executor
         return {
-            "wire_bytes": self._network.wire_bytes + moved + named, "resent": client.resent,
-            "gradient_bytes": client.gradient_bytes + moved, "uncompressed_bytes": client.uncompressed_bytes + plain,
+            "wire_bytes": self._network.wire_bytes + over_groups.moved_bytes, "resent": client.resent,
+            "gradient_bytes": client.gradient_bytes + over_groups.gradient_bytes,
+            "uncompressed_bytes": client.uncompressed_bytes + over_groups.uncompressed_bytes,
             "slowest_rank": waiting.slowest_rank, "least_waited_ms": waiting.least_ms, "most_waited_ms": waiting.most_ms,
         }  # fmt: skip
 
@@ -291,9 +265,7 @@ class ClusterSession(Session):
                 logger.debug("closing a failed job")
         self._network.run_endings()
         self._closed = True
-        for executor in (self._executor, self._named):
-            if executor is not None:
-                executor.close()
+        self._executor.close()
         self._network.close()
         if self.trace is not None:
             self.trace.close()

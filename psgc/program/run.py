@@ -1,17 +1,18 @@
 """Decides which steps a rank may start next, from what has become ready and what is over. Pure.
 
-A *chain* is the program of one part. A computation starts when the step before it in the chain is over. A transfer also waits for its turn: each lane
-runs one transfer at a time, in the order that all ranks follow (``order``), which begins again with each step of the layout.
+A *chain* is the program of one part. A computation starts when the step before it in the chain is over. In a ``Runner`` a transfer also waits for its turn:
+each lane runs one transfer at a time, in the order that all ranks follow (``order``), which begins again with each step of the layout. ``InTurn`` runs
+all steps of a bucket one after the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from psgc.errors import LocalProtocolError
 from psgc.program.order import Turn
-from psgc.program.steps import Lane, Program, Step, lane_of
+from psgc.program.steps import Agree, Lane, Program, Step, lane_of
 
 
 class Start(NamedTuple):
@@ -50,8 +51,8 @@ class Runner:
         self._at[chain] = 0
         return self._startable(chain)
 
-    def over(self, chain: int) -> tuple[list[Start], bool]:
-        """Note that the chain's running step is over. Returns what can start, and whether the chain is finished."""
+    def over(self, chain: int) -> tuple[list[Start], list[int]]:
+        """Note that the chain's running step is over. Returns what can start, and the chains that are finished."""
         at = self._at[chain]
         if at is None or not self._running[chain]:
             raise LocalProtocolError(f"part {chain} runs no step that could be over")
@@ -68,7 +69,11 @@ class Runner:
             started += self._startable(chain)
         if lane is not None:
             started += self._startable(self._turns[lane][self._next[lane]])
-        return started, through
+        return started, [chain] if through else []
+
+    def agreeing(self, chain: int) -> Collection[int]:
+        """The chains whose control words are exchanged in this chain's ``Agree``."""
+        return (chain,)
 
     def waiting(self) -> list[tuple[int, Step]]:
         """The steps that wait for their turn, by chain, for error messages."""
@@ -88,3 +93,38 @@ class Runner:
             self._busy.add(lane)
         self._running[chain] = True
         return [Start(chain, step)]
+
+
+class InTurn:
+    """One bucket's steps, one after the other, and one control word for all of its parts at the end. Where all of a rank's buckets run so, one at a time and in
+    an order that all ranks follow, they need no other lanes. programs: this rank's; first: the first one's chain."""
+
+    def __init__(self, programs: Sequence[Program], first: int) -> None:
+        self._chains = range(first, first + len(programs))
+        of = list(zip(self._chains, programs, strict=True))
+        steps = [Start(chain, step) for chain, program in of for step in program.steps if not isinstance(step, Agree)]
+        self._steps = [*steps, Start(self._chains[-1], programs[-1].steps[-1])]
+        self._at: int | None = None  # the step that runs; None between two steps of the layout
+
+    def begin(self, chain: int) -> list[Start]:
+        """As ``Runner.begin``; all begin with the first one."""
+        if chain != self._chains[0]:
+            return []
+        if self._at is not None:
+            raise LocalProtocolError(f"part {chain} is under way; its next step begins when this one is over")
+        self._at = 0
+        return self._steps[:1]
+
+    def over(self, chain: int) -> tuple[list[Start], list[int]]:
+        """As ``Runner.over``."""
+        if self._at is None or self._steps[self._at].chain != chain:
+            raise LocalProtocolError(f"part {chain} runs no step that could be over")
+        self._at += 1
+        if self._at < len(self._steps):
+            return [self._steps[self._at]], []
+        self._at = None
+        return [], list(self._chains)
+
+    def agreeing(self, chain: int) -> Collection[int]:
+        """As ``Runner.agreeing``: all of them."""
+        return self._chains

@@ -13,7 +13,7 @@ from psgc.plan.model.options import Option, all_options, server_options
 from psgc.program.compile import compile_option
 from psgc.program.order import Turn, issued, ordered, pipelined
 from psgc.program.ranks import Ranks
-from psgc.program.run import Runner, Start
+from psgc.program.run import InTurn, Runner, Start
 from psgc.program.steps import Agree, Serve, Transfer
 
 OPTIONS = all_options()
@@ -162,7 +162,7 @@ class _Job:
             self._come(rank, start, number + 1)
             return
         starts, through = self.runners[rank].over(start.chain)
-        self.through += through
+        self.through += len(through)
         self._start(rank, starts)
 
 
@@ -230,3 +230,18 @@ def test_links_of_two_levels_work_at_the_same_time_in_the_default_order() -> Non
     assert runner.begin(1) == []
     starts, _ = runner.over(0)
     assert [(start.chain, start.step.action) for start in starts] == [(0, 1), (1, 0)]
+
+
+def test_a_bucket_in_turn_runs_part_after_part_and_agrees_once_for_all_of_them() -> None:
+    programs = [compile_option(("flat.reduce_scatter", "flat.all_gather"), numel, Ranks((2,)))[0] for numel in (10, 7)]
+    runner = InTurn(programs, 4)
+    for _ in range(2):
+        assert not runner.begin(5), "which waits for the first part"
+        starts, seen, through = runner.begin(4), [], []
+        while starts:
+            (start,) = starts
+            seen.append((start.chain, start.step.action))
+            starts, through = runner.over(start.chain)
+        assert seen == [(4, 0), (4, 1), (5, 0), (5, 1), (5, 2)] and through == list(runner.agreeing(5)) == [4, 5]
+    with pytest.raises(LocalProtocolError, match="part 4 runs no step"):
+        runner.over(4)

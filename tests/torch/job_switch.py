@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 import psgc.torch as psgc
-from psgc.worker.executor.executor import _Lane
+from psgc.worker.executor.lanes import Lane
 
 STEPS = 3  # by each plan
 NUMEL = {"a": 5000, "b": 4097, "c": 63, "d": 1}
@@ -71,7 +71,7 @@ def conserve(switches: list[str]) -> None:
             held += float(left.abs().sum() + of_server.abs().sum())
         print(f"conserved step={step} held={held > 0}", flush=True)
     until = time.monotonic() + 100
-    while [thread for thread in threading.enumerate() if isinstance(thread, _Lane)]:
+    while [thread for thread in threading.enumerate() if isinstance(thread, Lane)]:
         assert time.monotonic() < until, "the threads of layouts among workers live on, although the last one is over servers"
         time.sleep(0.01)
 

@@ -16,6 +16,7 @@ from psgc.program.groups import Groups
 from psgc.program.memory_groups import MemoryWorld
 from psgc.program.ranks import Ranks
 from psgc.worker.executor.executor import Executor
+from psgc.worker.executor.layouts import Host
 from psgc.worker.submission import Submission
 from psgc.worker.tickets import StepTicket, TicketBoard
 from tests.worker.memory_servers import MemoryServers
@@ -54,16 +55,19 @@ class Job:
         self.boards = [TicketBoard() for _ in self.ranks.everybody]
         self.executors = [
             Executor(
-                rank,
-                self.ranks,
-                lambda name, rank=rank: worlds[name].groups(rank) if groups_of is None else groups_of(name, rank),
-                self._fail,
-                lambda: bool(self.errors),
+                Host(
+                    rank,
+                    self.ranks,
+                    lambda name, rank=rank: worlds[name].groups(rank) if groups_of is None else groups_of(name, rank),
+                    self._fail,
+                    lambda: bool(self.errors),
+                    lambda key: None,
+                    self.servers.of(rank),
+                    raises,
+                    None if traces is None else traces[rank],
+                    collectives,
+                ),
                 1,
-                raises,
-                None if traces is None else traces[rank],
-                self.servers.of(rank),
-                collectives,
             )
             for rank in self.ranks.everybody
         ]

@@ -15,7 +15,8 @@ from psgc.program.agenda import Agenda, Turns
 from psgc.program.checks import DTYPES
 from psgc.program.memory_groups import MemoryGroup, MemoryGroups, MemoryWorld
 from psgc.program.ranks import Ranks
-from psgc.worker.executor.named import NamedExecutor
+from psgc.worker.executor.executor import Executor
+from psgc.worker.executor.layouts import Host
 from psgc.worker.submission import Submission
 from psgc.worker.tickets import StepTicket, TicketBoard
 from tests.worker.over_groups import Buffer
@@ -32,9 +33,12 @@ class Job:
         self._agendas = [Agenda() for _ in self.ranks.everybody]
         self.boards = [TicketBoard() for _ in self.ranks.everybody]
         self.executors = [
-            NamedExecutor(
-                rank, self.ranks, lambda name, rank=rank: self._groups(name, rank), lambda key, rank=rank: self._ask(rank, key), self._fail,
-                lambda: bool(self.errors), raises,
+            Executor(
+                Host(
+                    rank, self.ranks, lambda name, rank=rank: self._groups(name, rank), self._fail, lambda: bool(self.errors),
+                    lambda key, rank=rank: self._ask(rank, key), raises=raises,
+                ),
+                1,
             )
             for rank in self.ranks.everybody
         ]  # fmt: skip
@@ -173,5 +177,5 @@ def test_a_nan_ends_the_job_where_that_is_asked_for_and_the_name_is_told() -> No
     tickets = [job.submit(rank, layout, 0, Buffer(np.full(10, np.nan if rank else 1, np.float32))) for rank in range(2)]
     for board, ticket in zip(job.boards, tickets, strict=True):
         board.wait([ticket])
-    assert job.errors[0] == "rank 1: step 1 of 'n0': 't0' holds NaN or infinity, and PSGC_NONFINITE=raise"
+    assert job.errors[0] == "rank 1: gradient of 't0' holds NaN or infinity in its step 1, and PSGC_NONFINITE=raise"
     job.close()

@@ -7,7 +7,7 @@ job with other options. Numbers only. Invariant: what is owed is added to a grad
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -18,9 +18,11 @@ from psgc.errors import DeviceError, PsgcError, UsageError
 from psgc.layout import ITEM_BYTES, Bucket, Layout, Part
 from psgc.layout.contributions import keys_of
 from psgc.program.compile import compile_option
+from psgc.program.groups import Group
 from psgc.program.ranks import Ranks
 from psgc.program.steps import same_pieces
 from psgc.worker.contributions import Servers
+from psgc.worker.executor.control import Control, agree
 from psgc.worker.executor.lying import Whereabouts
 from psgc.worker.executor.part import GroupPart
 from psgc.worker.nonfinite import first_nonfinite
@@ -102,6 +104,14 @@ class GroupBucket:
                 work.lie_on(device, dtype)
             work.begin(self.layout.past_steps + self.step, skip, dropped, submission.rescale, exchanged)
         return None
+
+    def agree(self, numbers: Iterable[int], group: Group, contributed: bool | None) -> None:
+        parts = [self.parts[number] for number in numbers]
+        if contributed is None or any(part.program.encodes for part in parts):  # only encoding meets NaNs and keeps something
+            agree([part.agreement for part in parts], group)
+            return
+        for part in parts:
+            part.agreement.agreed(Control(contributed, False, False))
 
     def end(self, number: int) -> None:
         """A part's control word has been agreed on."""

@@ -6,7 +6,7 @@ Invariant: ``Agreement.control`` is this rank's own while the step runs, and eve
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,7 +61,7 @@ class Agreement:
         return dropped
 
     def awaited(self) -> Callable[[bool | DeviceError], None]:
-        """What a device calls, in another thread, to say whether it has met a NaN or infinity; ``agree`` waits for that."""
+        """What a device calls, in another thread, to say whether it has met a NaN or infinity; ``word`` waits for that."""
         with self._told:
             self._untold += 1
         return self._tell
@@ -75,23 +75,28 @@ class Agreement:
             self._untold -= 1
             self._told.notify_all()
 
-    def agree(self, group: Group) -> None:
-        """All ranks learn what any of them has met. Raises DeviceError where this rank's device cannot say what it has met, and PsgcError where trainers
-        disagree."""
+    def word(self) -> NDArray[np.int32]:
+        """What this rank has met. Raises DeviceError where its device cannot say."""
         with self._told:
             self._told.wait_for(lambda: not self._untold)
             if self._fault is not None:
                 raise self._fault
-        word = self.control.word()
-        group.maximum(word)
-        self.agreed(Control.of(word))
-        if self.control.disagreed and self.control.raised >= 0:
-            raise PsgcError(raised_alone(self.control.raised, "the step before"))
-        if self.control.disagreed:
-            raise PsgcError("some ranks applied the last step and others did not; give every rank the same loss scaler")
+        return self.control.word()
 
     def agreed(self, control: Control) -> None:
-        """The ranks have agreed on this."""
+        """The ranks have agreed on this. Raises PsgcError where their trainers disagree."""
         self.control = control
         self.on_gpus = not control.on_host
         self.unapplied = not control.contributed and self._has_servers
+        if control.disagreed and control.raised >= 0:
+            raise PsgcError(raised_alone(control.raised, "the step before"))
+        if control.disagreed:
+            raise PsgcError("some ranks applied the last step and others did not; give every rank the same loss scaler")
+
+
+def agree(agreements: Sequence[Agreement], group: Group) -> None:
+    """All ranks learn what any of them has met, in one exchange of these parts' words. Raises as ``word`` and ``agreed`` do."""
+    words = np.concatenate([each.word() for each in agreements])
+    group.maximum(words)
+    for each, word in zip(agreements, np.split(words, len(agreements)), strict=True):
+        each.agreed(Control.of(word))

@@ -16,7 +16,7 @@ from psgc.codecs.codec import CodecPair, Stream
 from psgc.errors import PsgcError
 from psgc.program.groups import Groups
 from psgc.program.ranks import Range
-from psgc.program.steps import Agree, Decode, Encode, Program, Serve, Step, Transfer
+from psgc.program.steps import Decode, Encode, Program, Serve, Step, Transfer
 from psgc.transport.memory.segment import Place
 from psgc.worker.contributions import Contribution
 from psgc.worker.device import DeviceBucket
@@ -67,10 +67,7 @@ class GroupPart:
     def compute(self, step: Encode | Decode, then: Callable[[PsgcError | None], None]) -> None:
         self._coding.run(step, then)
 
-    def transfer(self, step: Transfer | Agree, groups: Groups, everybody: tuple[int, ...]) -> int:
-        if isinstance(step, Agree):
-            self.agreement.agree(groups.group(everybody))
-            return 0
+    def transfer(self, step: Transfer, groups: Groups) -> int:
         before = self._transfers.moved_bytes
         self._transfers.run(step, groups)
         return self._transfers.moved_bytes - before

@@ -5,16 +5,16 @@ What a step does to numbers is the BucketWork's. Invariant: a slice's rounds fol
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from psgc.codecs import Encoded
 from psgc.errors import DeviceError, LocalProtocolError, PsgcError
 from psgc.layout import Bucket, Layout, Part
 from psgc.observe.lanes import DECODE, ENCODE
-from psgc.program.groups import Groups
+from psgc.program.groups import Group, Groups
 from psgc.program.ranks import Range
-from psgc.program.steps import Agree, Decode, Encode, Program, Serve, Step, Transfer
+from psgc.program.steps import Decode, Encode, Program, Serve, Step, Transfer
 from psgc.worker.bucket import BucketWork
 from psgc.worker.contributions import Contribution, Servers
 from psgc.worker.executor.work import Span
@@ -65,7 +65,7 @@ class ServedPart:
         what = "update" if self._work.layout.kind == "weights" else "gradient"
         return PsgcError(f"{what} of {tensor!r} holds NaN or infinity in its step {self._work.step}, and PSGC_NONFINITE=raise")
 
-    def transfer(self, step: Transfer | Agree, groups: Groups, everybody: tuple[int, ...]) -> int:
+    def transfer(self, step: Transfer, groups: Groups) -> int:
         raise LocalProtocolError("a slice that all ranks push to servers has no transfers")
 
     def contribution(self, step: Serve, piece: Range, then: Callable[[int, Any], None]) -> Contribution:
@@ -127,6 +127,9 @@ class ServedBucket:
         for part in self.parts:
             part.begin(submission, check)
         return None
+
+    def agree(self, numbers: Iterable[int], group: Group, contributed: bool | None) -> None:
+        raise LocalProtocolError("a bucket that all ranks push to servers has no control words")
 
     def end(self, number: int) -> None:
         """Nothing is left to do."""

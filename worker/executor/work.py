@@ -5,14 +5,14 @@ Owns the interface only. Invariant: a part runs one step of its program at a tim
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from psgc.errors import PsgcError
 from psgc.layout import Bucket, Layout
-from psgc.program.groups import Groups
+from psgc.program.groups import Group, Groups
 from psgc.program.ranks import Range
-from psgc.program.steps import Agree, Decode, Encode, Program, Serve, Step, Transfer
+from psgc.program.steps import Decode, Encode, Program, Serve, Step, Transfer
 from psgc.worker.contributions import Contribution
 from psgc.worker.submission import Submission
 
@@ -34,7 +34,7 @@ class PartWork(Protocol):
     def compute(self, step: Encode | Decode, then: Callable[[PsgcError | None], None]) -> None:
         """Encode or decode, and call ``then`` once that is over, with what went wrong: at once, or in another thread where a device does it."""
 
-    def transfer(self, step: Transfer | Agree, groups: Groups, everybody: tuple[int, ...]) -> int:
+    def transfer(self, step: Transfer, groups: Groups) -> int:
         """Run a step over groups. Returns the bytes that this rank has sent and received. Raises PsgcError."""
 
     def contribution(self, step: Serve, piece: Range, then: Callable[[int, Any], None]) -> Contribution:
@@ -82,6 +82,10 @@ class Work(Protocol):
     def begin(self, submission: Submission, check: bool) -> str | None:
         """A step starts; the last one has been stored. check: a NaN or infinity of this rank's is an error. Returns the tensor that has one, if that is known
         already."""
+
+    def agree(self, numbers: Iterable[int], group: Group, contributed: bool | None) -> None:
+        """All ranks, which are the group, learn what any of them has met in these parts. contributed: whether some rank contributes, where a vote has told;
+        nothing is exchanged then if there is nothing else to learn. Raises PsgcError."""
 
     def end(self, number: int) -> None:
         """All steps of a part are over."""

@@ -1,0 +1,118 @@
+"""A layout's buckets as the executor runs them: their works, the lanes of their transfers, and what may start of them.
+
+Data only; the executor changes it under its lock. Invariant: the steps of a bucket never overlap.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from psgc.layout import Bucket, Layout
+from psgc.observe.worker_trace import WorkerTrace
+from psgc.program.groups import Groups
+from psgc.program.ranks import Ranks
+from psgc.program.run import InTurn, Runner, Start
+from psgc.program.steps import LANES, Lane, Transfer
+from psgc.worker.bucket import BucketWork
+from psgc.worker.contributions import Servers
+from psgc.worker.executor import lanes, named
+from psgc.worker.executor.bucket import GroupBucket
+from psgc.worker.executor.served import ServedBucket
+from psgc.worker.executor.work import PartWork, Work
+from psgc.worker.submission import Submission
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What a session gives its executor. groups_of: makes the groups of a lane, by a name that is unique among the groups of the job; fail: ends the job with a
+    line; failed: whether it has ended; ask: asks for the turn of a named step; servers: reaches them, where layouts have such options; raises: whether a
+    NaN or infinity ends the job; collectives: PSGC_COLLECTIVES."""
+
+    rank: int
+    ranks: Ranks
+    groups_of: Callable[[str], Groups]
+    fail: Callable[[str], None]
+    failed: Callable[[], bool]
+    ask: Callable[[int], None]
+    servers: Servers | None = None
+    raises: bool = False
+    trace: WorkerTrace | None = None
+    collectives: str = "host"
+
+
+@dataclass(slots=True, eq=False)
+class BucketRun:
+    """A bucket. kept: what has its state between steps; chains: its parts, each of which is a chain of ``runner``; waiting: submissions whose step begins
+    after the one under way; left: parts whose step is not over; contributed: what a vote has told of the step under way (``Work.agree``)."""
+
+    work: Work
+    kept: GroupBucket | BucketWork
+    chains: range
+    runner: Runner | InTurn
+    priority: int
+    waiting: deque[Submission] = field(default_factory=deque)
+    current: Submission | None = None
+    left: int = 0
+    contributed: bool | None = None
+
+    @property
+    def first_tensor(self) -> str:
+        return self.work.layout.tensors[self.work.bucket.tensors[0]].name
+
+
+class LayoutRun:
+    """See the module's text. named: whether its steps begin in the order of all named tensors'."""
+
+    def __init__(self, layout: Layout, host: Host) -> None:
+        self.layout, self._host, self.named = layout, host, is_named(layout)
+        self.lanes: dict[Lane, lanes.Lane] = {}
+        self.buckets: dict[int, BucketRun] = {}  # by index
+        self.owner: list[tuple[BucketRun, int]] = []  # by chain, its bucket and its part's number there
+        # The layout's order numbers the chains of buckets over groups from 0.
+        buckets = sorted(layout.buckets, key=lambda bucket: not bucket.over_groups)
+        works = [self._work(bucket) for bucket in buckets]
+        runner = Runner([part.program for work, _ in works for part in work.parts], () if self.named else layout.order)
+        for work, kept in works:
+            first = len(self.owner)
+            own = InTurn([part.program for part in work.parts], first) if self.named else runner
+            one = BucketRun(work, kept, range(first, first + len(work.parts)), own, work.bucket.priority)
+            self.buckets[work.bucket.index] = one
+            self.owner += [(one, number) for number in range(len(work.parts))]
+        self.runner_lanes = LANES if self.named else runner.lanes
+        self.unanswered = [0] * len(self.owner)  # pieces of the chain's contribution to servers that have no result yet
+
+    def _work(self, bucket: Bucket) -> tuple[Work, GroupBucket | BucketWork]:
+        host = self._host
+        if bucket.over_groups:
+            over = GroupBucket(self.layout, bucket, host.ranks, host.rank, host.servers, host.collectives)
+            return over, over
+        assert host.servers is not None
+        served = ServedBucket(self.layout, bucket, host.servers, host.rank)
+        return served, served.numbers
+
+    def part(self, chain: int) -> PartWork:
+        one, number = self.owner[chain]
+        return one.work.parts[number]
+
+    # transfers, in words
+
+    def what(self, start: Start) -> str:
+        one = self.owner[start.chain][0]
+        return f"{(*one.work.bucket.option, 'the control word')[start.step.action]} of {one.first_tensor!r} in its step {one.work.step}"
+
+    def late(self, start: Start) -> str:
+        """What to say of one that has taken long."""
+        rank, ranks, step = self._host.rank, self._host.ranks, start.step
+        if self.named:
+            return f"rank {rank} {named.awaited(self.what(start))}"
+        members = {member for one in step.collectives for member in one.members} if isinstance(step, Transfer) else set(ranks.everybody)
+        names = ", ".join(map(str, sorted(members - {rank})))
+        others = f"rank {names}" if len(members) == 2 else f"some of ranks {names}"
+        return f"rank {rank} waits in {self.what(start)} for {others}; does each of them call backward() and step()?"
+
+
+def is_named(layout: Layout) -> bool:
+    """Whether its buckets run over groups, and follow no order of their own: a script submits them in any order, beside other layouts'."""
+    return layout.kind != "plan" and any(bucket.over_groups for bucket in layout.buckets)
