@@ -199,8 +199,8 @@ class ClusterSession(Session):
             self._network.tell_broken(text)
 
     def residuals(self) -> dict[str, NDArray[Any]]:
-        kept = (work for work in self._executor.works() if work.keeps_residual)
-        return {work.name: np.concatenate([m.residual for m in work.remembered().values() if m.residual is not None]) for work in kept}
+        kept = [work.kept for work in self._executor.works() if work.kept.keeps_residual]
+        return {one.name: np.concatenate([m.residual for m in one.remembered().values() if m.residual is not None]) for one in kept}
 
     def remembered(self, layout: Layout, dropped: bool) -> LayoutMemory:
         self.check()
@@ -216,7 +216,7 @@ class ClusterSession(Session):
         self.check()
         works = self._executor.works(layout)
         self._transfer(take_up(memory, layout, works, self.size))
-        if any(work.server_parts() for work in works):
+        if any(work.kept.server_parts for work in works):
             self._meet(1, layout.id)  # a push must not overtake another rank's residual, which servers take before the first step only
 
     def retire(self, layout: Layout) -> None:

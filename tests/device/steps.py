@@ -15,10 +15,9 @@ from psgc.layout import Declaration, Layout, TensorSpec, build_layout
 from psgc.torch.device import engines
 from psgc.torch.device.engine import Engine
 from psgc.torch.tensors.buffers import TensorsBuffer, Where, staging_dtype
-from psgc.transport.memory.arena import Arena
-from psgc.worker.bucket import BucketWork
-from psgc.worker.contributions import make_slots
+from psgc.wire.frames import Flag
 from tests.device.recording import RecordingRuntime
+from tests.worker.served_bucket import ServedBucket
 
 SLOT_BYTES = 4096  # so that payloads travel in pieces
 
@@ -47,7 +46,8 @@ class Bucket:
     def __init__(self, layout: Layout, runtime: RecordingRuntime | None, where: Where = "", rank: int = 0) -> None:
         self.layout, self.runtime = layout, runtime
         bucket = layout.buckets[0]
-        self.work = BucketWork(layout, bucket, make_slots(layout, Arena("test")), rank)
+        self.served = ServedBucket(layout, bucket, rank)
+        self.work, self.kept = self.served.work, self.served.kept
         self.shapes = [spec.shape for spec in layout.tensors]
         self.buffer = TensorsBuffer(self.shapes, staging_dtype(bucket.codec, bucket.dtype), where, late=True)
         self.payloads: list[bytes] = []
@@ -63,7 +63,7 @@ class Bucket:
         if runtime is not None:
             runtime.trainer_writes([g for g in given if g is not None])
         self.buffer.bind(given, likes)
-        work.begin(self.buffer, dropped, rescale)
+        self._together(lambda _: self.served.begin(self.buffer, dropped, rescale, skip), [None])
         found: dict[int, Any] = {}
         flagged = False
         if not skip:
@@ -71,12 +71,12 @@ class Bucket:
         for number in range(max((part.round for part in work.bucket.parts), default=0) + 1):
             parts = [part for part in work.bucket.parts if part.round == number]
             if not skip:
-                self._together(lambda part: self._encode(part.key, found), parts)
-                own = {part.key: work.slot(part.key).bytes[: found[part.key].payload_bytes].copy() for part in parts}
+                self._together(lambda part: found.update({part.key: self.served.encode(part)}), parts)
+                own = {part.key: self.served.payload(part, found[part.key].payload_bytes) for part in parts}
                 self.payloads += [payload.tobytes() for payload in own.values()]
                 self._sent |= {key: payload for key, payload in own.items() if len(payload)}
             flagged = flagged or any(encoded.nonfinite for encoded in found.values())
-            self._together(lambda part, flagged=flagged: self._decode(part, flagged, not skip), parts)
+            self._together(lambda part, flagged=flagged: self._decode(part, flagged), parts)
         self.buffer.arrive()
         results = [made if g is None else g for g, made in zip(given, self.buffer.made, strict=True)]
         if runtime is not None:
@@ -100,27 +100,13 @@ class Bucket:
             if errors:
                 raise errors[0]
 
-    def _encode(self, key: int, found: dict[int, Any]) -> None:
-        done = threading.Event()
-
-        def then(encoded: Any) -> None:
-            found[key] = encoded
-            done.set()
-
-        self.work.encode(key, then)
-        assert done.wait(20.0)
-        if isinstance(found[key], BaseException):
-            raise found[key]
-
-    def _decode(self, part: Any, flagged: bool, own: bool) -> None:
-        from psgc.wire.frames import Flag
-
+    def _decode(self, part: Any, flagged: bool) -> None:
         flags = Flag.NONFINITE if flagged else Flag.NONE
-        if type(self.work.scheme) is PairScheme:
+        if type(self.served.scheme) is PairScheme:
             answer = served(self.layout, part, self.work.step)
         else:
-            answer = summed(self.work.scheme, part, self.work.bucket.parts, self._sent.get(part.key))
-        self.work.decode(part.key, flags, None if flagged else answer, own=own)
+            answer = summed(self.served.scheme, part, self.work.bucket.parts, self._sent.get(part.key))
+        self.served.decode(part, flags, None if flagged else answer)
         if part is [part for part in self.work.bucket.parts if part.round == self.work.bucket.parts[-1].round][-1]:
             self.work.store()  # in the thread of the last result
 

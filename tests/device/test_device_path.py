@@ -49,7 +49,7 @@ def played(bucket: Bucket, shapes: list[tuple[int, ...]], dtype: torch.dtype = t
         for result in bucket.step(given, dropped, rescale, skip):  # NaN has many bit patterns, of which torch and psgc's kernels write two
             seen.append([result.isnan(), result.nan_to_num(0).contiguous().view(-1).view(torch.uint8)])
         seen.append(list(bucket.payloads))
-        kept = bucket.work.remembered()
+        kept = bucket.work.kept.remembered()
         seen.append({name: memory.residual.tobytes() for name, memory in kept.items() if memory.residual is not None})
     return seen
 
@@ -145,15 +145,15 @@ def test_a_residual_is_saved_from_a_device_and_taken_up_on_one() -> None:
     first, here = Bucket(layout, None), Bucket(layout, None, "cpu")
     for bucket in (first, here):
         bucket.step(gradients(1, SHAPES))
-    saved, exact = first.work.remembered(dropped=True), first.work.exact(dropped=True)
-    kept = here.work.remembered(dropped=True)
+    saved, exact = first.work.kept.remembered(dropped=True), first.work.kept.exact(dropped=True)
+    kept = here.work.kept.remembered(dropped=True)
     assert {n: m.residual.tobytes() for n, m in saved.items() if m.residual is not None} == {
         n: m.residual.tobytes() for n, m in kept.items() if m.residual is not None
     }
     again, wanted = Bucket(layout, None), Bucket(layout, None, "cpu")
     for bucket in (again, wanted):
-        bucket.work.remember(saved)
-        bucket.work.set_exact(exact)
+        bucket.work.kept.remember(saved)
+        bucket.work.kept.set_exact(exact)
         bucket.step(gradients(2, SHAPES))
     assert again.payloads == wanted.payloads
 
@@ -166,7 +166,7 @@ def test_what_is_owed_is_added_on_the_device() -> None:
         for where in ("", "cpu"):
             bucket = Bucket(layout, None, where)  # type: ignore[arg-type]
             owed = {f"t{i}": TensorMemory(torch.linspace(0, 1, torch.Size(shape).numel()).numpy()) for i, shape in enumerate(SHAPES)}
-            bucket.work.remember(owed)
+            bucket.work.kept.remember(owed)
             bucket.step(gradients(1, SHAPES, getattr(torch, dtype)))
             found.append(bucket.payloads)
         assert found[0] == found[1]
@@ -202,7 +202,7 @@ def test_every_wait_of_the_device_path_is_needed(monkeypatch: pytest.MonkeyPatch
             bucket, shapes = Bucket(layout, runtime, where), [spec.shape for spec in layout.tensors]  # type: ignore[arg-type]
             for seed in range(3):
                 bucket.step([None, *gradients(seed, shapes)[1:]] if seed == 2 else gradients(seed, shapes))
-            bucket.work.remembered()
+            bucket.work.kept.remembered()
             found += runtime.races.found
             engines.use()
         return found

@@ -76,10 +76,10 @@ def played(
             for work in executor.works():
                 seen += [
                     (torch.zeros(1), torch.from_numpy(m.residual))
-                    for m in work.remembered(dropped=number == 1).values()
+                    for m in work.kept.remembered(dropped=number == 1).values()
                     if m.residual is not None
                 ]
-                seen += [(torch.zeros(1), torch.from_numpy(e.bytes.copy())) for e in work.exact().values()]
+                seen += [(torch.zeros(1), torch.from_numpy(e.bytes.copy())) for e in work.kept.exact().values()]
     job.close()
     assert not job.errors
     return seen

@@ -64,14 +64,14 @@ def test_states_are_saved_from_a_device_and_taken_up_on_one(codec: str) -> None:
         bucket.step(gradients(1, SHAPES))
         bucket.step(gradients(2, SHAPES), rescale=0.5)
     for dropped in (True, False):
-        saved, kept = (bucket.work.remembered(dropped) for bucket in (first, here))
+        saved, kept = (bucket.work.kept.remembered(dropped) for bucket in (first, here))
         assert _bytes(saved) == _bytes(kept)
-    exact = first.work.exact()
+    exact = first.work.kept.exact()
     again, begun, wanted = Bucket(layout, None), Bucket(layout, None), Bucket(layout, None, "cpu")
     begun.step(gradients(5, SHAPES))  # a state may also be loaded where steps have been taken
     for bucket in (again, begun, wanted):
-        bucket.work.remember(saved)
-        bucket.work.set_exact(exact)
+        bucket.work.kept.remember(saved)
+        bucket.work.kept.set_exact(exact)
         bucket.work.step = 2
         bucket.step(gradients(3, SHAPES))
     assert again.payloads == wanted.payloads

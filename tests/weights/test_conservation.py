@@ -8,15 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psgc.codecs import Encoded
 from psgc.layout import Declaration, TensorSpec, build_layout
 from psgc.layout.update_rule import UpdateRule
 from psgc.server.step import NO_SLOT, Fold
 from psgc.server.weights.versions import Versions
 from psgc.transport.memory.arena import Arena
 from psgc.wire.frames import Flag
-from psgc.worker.bucket import BucketWork
-from psgc.worker.contributions import make_slots
+from tests.worker.served_bucket import ServedBucket
 
 NUMEL = 5001
 
@@ -42,7 +40,7 @@ def test_held_plus_residuals_is_initial_plus_all_changes(codec: str) -> None:
     (bucket,) = layout.buckets
     (part,) = bucket.parts
     arena = Arena("test-weights")
-    works = [BucketWork(layout, bucket, make_slots(layout, arena), rank) for rank in range(2)]
+    works = [ServedBucket(layout, bucket, rank, arena) for rank in range(2)]
     buffers = [Buffer(np.zeros(NUMEL, np.float32)) for _ in works]
     held = Versions(UpdateRule(), layout.scheme(bucket).rounds(NUMEL)[0].pair, NUMEL, arena)
     rng = np.random.default_rng(5)
@@ -51,22 +49,15 @@ def test_held_plus_residuals_is_initial_plus_all_changes(codec: str) -> None:
 
     def exchange(rank: int, push: bool) -> None:
         nonlocal current, step
-        works[rank].begin(buffers[rank], False, 1.0)
+        works[rank].begin(buffers[rank], skip=not push)
         if push:
-            lengths: list[int] = []
-
-            def encoded(found: object) -> None:
-                assert isinstance(found, Encoded)
-                lengths.append(found.payload_bytes)
-
-            works[rank].encode(part.key, encoded)
+            payload = works[rank].payload(part, works[rank].encode(part).payload_bytes)
             step += 1
             slot = 1 - max(current, 0)
             held.prepare(slot)
-            payload = works[rank].slot(part.key).bytes[: lengths[0]]
             held.update(Fold(part.key, step, (payload,), True, True, slot, current), [(0, NUMEL)])
             current = slot
-        works[rank].decode(part.key, Flag.NONE, held.place(current).bytes, push)
+        works[rank].decode(part, Flag.NONE, held.place(current).bytes)
         works[rank].store()
 
     buffers[0].array[:] = initial
@@ -79,6 +70,6 @@ def test_held_plus_residuals_is_initial_plus_all_changes(codec: str) -> None:
         buffers[rank].array[:] = change
         wanted += change
         exchange(rank, True)
-    kept = sum(memory.residual for work in works for memory in work.remembered().values() if memory.residual is not None)
+    kept = sum(memory.residual for work in works for memory in work.kept.remembered().values() if memory.residual is not None)
     assert np.allclose(held.place(current).bytes.view(np.float32) + kept, wanted, atol=1e-4)
     arena.close()

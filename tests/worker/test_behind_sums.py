@@ -18,9 +18,9 @@ def kept(job: Job, dropped: bool = False, layout: int = 0) -> np.ndarray:
     for executor in job.executors:
         for work in executor.works():
             if work.layout.id == layout:
-                total += sum(memory.residual.astype(np.float64) for memory in work.remembered(dropped).values())
+                total += sum(memory.residual.astype(np.float64) for memory in work.kept.remembered(dropped).values())
     for work in job.executors[0].works():
-        for part in work.server_parts() if work.layout.id == layout else ():
+        for part in work.kept.server_parts if work.layout.id == layout else ():
             residual = job.servers.residual(part.key, dropped or work.unapplied)
             total[part.offset : part.offset + part.numel] += job.ranks.size * residual.astype(np.float64)
     return total
@@ -156,10 +156,10 @@ def test_what_an_earlier_option_kept_goes_along_once_whatever_becomes_of_the_ste
     """Its first step is not applied, so that it goes into this option's residuals, or is owed still."""
     first = two_by_two.layout([("comp@cpu", "flat.all_gather.c", "decomp@cpu")], 5000, "onebit")
     before = two_by_two.step(first, drawn(1))[0][0].array.astype(np.float64)
-    memories = [executor.works(first)[0].remembered() for executor in two_by_two.executors]
+    memories = [executor.works(first)[0].kept.remembered() for executor in two_by_two.executors]
     layout = two_by_two.layout([ENCODED[0] if codec != "none" else OPTIONS[0]], 5000, codec)
     for executor, memory in zip(two_by_two.executors, memories, strict=True):
-        executor.works(layout)[0].remember(memory)
+        executor.works(layout)[0].kept.remember(memory)
     two_by_two.step(layout, drawn(2), skips=[1])
     after = two_by_two.step(layout, drawn(3), previous_skipped=True)[0][0].array.astype(np.float64)
     skipped = total([mine for rank, mine in enumerate(drawn(2)) if rank != 1])

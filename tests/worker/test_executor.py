@@ -68,7 +68,7 @@ def test_what_encoding_leaves_out_is_kept_in_full(two_by_two: Job, codec: str, o
         put += sum(mine[0].astype(np.float64) for mine in values)
         out += 4 * results[0][0].array.astype(np.float64)
         assert all((other[0].array == results[0][0].array).all() for other in results)
-    kept = sum(memory.residual.astype(np.float64) for e in two_by_two.executors for memory in e.works()[0].remembered().values())
+    kept = sum(memory.residual.astype(np.float64) for e in two_by_two.executors for memory in e.works()[0].kept.remembered().values())
     np.testing.assert_allclose(out + kept, put, atol=2e-4)
 
 
@@ -79,9 +79,9 @@ def test_a_step_that_was_not_applied_goes_back(two_by_two: Job, option: tuple[st
     values = [[[random.standard_normal(5000).astype(np.float32)] for _ in range(4)] for _ in range(3)]
     first = two_by_two.step(layout, values[0])[0][0].array
     two_by_two.step(layout, values[1])
-    dropped = sum(m.residual.astype(np.float64) for e in two_by_two.executors for m in e.works()[0].remembered(dropped=True).values())
+    dropped = sum(m.residual.astype(np.float64) for e in two_by_two.executors for m in e.works()[0].kept.remembered(dropped=True).values())
     third = two_by_two.step(layout, values[2], previous_skipped=True)[0][0].array
-    kept = sum(m.residual.astype(np.float64) for e in two_by_two.executors for m in e.works()[0].remembered().values())
+    kept = sum(m.residual.astype(np.float64) for e in two_by_two.executors for m in e.works()[0].kept.remembered().values())
     put = sum(mine[0].astype(np.float64) for step in values for mine in step)
     np.testing.assert_allclose(4 * (first.astype(np.float64) + third) + kept, put, atol=2e-4)
     np.testing.assert_allclose(
@@ -93,11 +93,11 @@ def test_a_nan_on_one_rank_is_a_nan_on_all_and_changes_no_residual(two_by_two: J
     layout = two_by_two.layout([TWICE], 5000, "int8:ef=1")
     values = [[np.ones(5000, np.float32)] for _ in range(4)]
     two_by_two.step(layout, values)
-    before = [e.works()[0].remembered()["t0"].residual for e in two_by_two.executors]
+    before = [e.works()[0].kept.remembered()["t0"].residual for e in two_by_two.executors]
     values[2][0][77] = np.nan
     results = two_by_two.step(layout, values)
     assert all(np.isnan(mine[0].array).all() for mine in results)
-    after = [e.works()[0].remembered()["t0"].residual for e in two_by_two.executors]
+    after = [e.works()[0].kept.remembered()["t0"].residual for e in two_by_two.executors]
     assert all((a == b).all() for a, b in zip(before, after, strict=True))
 
 
@@ -114,10 +114,10 @@ def test_a_step_that_all_ranks_skip_has_no_result_and_leaves_residuals(two_by_tw
     layout = two_by_two.layout([TWICE], 5000, "onebit")
     random = np.random.default_rng(5)
     two_by_two.step(layout, [[random.standard_normal(5000).astype(np.float32)] for _ in range(4)])
-    before = [e.works()[0].remembered()["t0"].residual for e in two_by_two.executors]
+    before = [e.works()[0].kept.remembered()["t0"].residual for e in two_by_two.executors]
     results = two_by_two.step(layout, integers(4, 1, 5000), skips=range(4))
     assert all(mine[0].skipped for mine in results)
-    assert all((b == e.works()[0].remembered()["t0"].residual).all() for b, e in zip(before, two_by_two.executors, strict=True))
+    assert all((b == e.works()[0].kept.remembered()["t0"].residual).all() for b, e in zip(before, two_by_two.executors, strict=True))
 
 
 def test_a_loss_scale_that_changes_rescales_what_is_kept(two_by_two: Job) -> None:
@@ -126,7 +126,7 @@ def test_a_loss_scale_that_changes_rescales_what_is_kept(two_by_two: Job) -> Non
     values = [random.standard_normal(5000).astype(np.float32) for _ in range(8)]
     first = two_by_two.step(layout, [[v] for v in values[:4]])[0][0].array
     second = two_by_two.step(layout, [[v * np.float32(4)] for v in values[4:]], rescale=4.0)[0][0].array
-    kept = sum(e.works()[0].remembered()["t0"].residual.astype(np.float64) for e in two_by_two.executors)
+    kept = sum(e.works()[0].kept.remembered()["t0"].residual.astype(np.float64) for e in two_by_two.executors)
     np.testing.assert_allclose(4 * (4 * first.astype(np.float64) + second) + kept, 4 * sum(v.astype(np.float64) for v in values), atol=2e-3)
 
 
@@ -135,10 +135,10 @@ def test_what_was_kept_under_another_option_goes_with_the_first_gradient(two_by_
     random = np.random.default_rng(8)
     values = [[random.standard_normal(5000).astype(np.float32)] for _ in range(4)]
     first = two_by_two.step(layout, values)[0][0].array.astype(np.float64)
-    kept = [e.works()[0].remembered() for e in two_by_two.executors]
+    kept = [e.works()[0].kept.remembered() for e in two_by_two.executors]
     other = two_by_two.layout([("flat.all_reduce",)], 5000, "none")
     for executor, memory in zip(two_by_two.executors, kept, strict=True):
-        executor.works(other)[0].remember(memory)
+        executor.works(other)[0].kept.remember(memory)
     second = two_by_two.step(other, values)[0][0].array.astype(np.float64)
     np.testing.assert_allclose(4 * (first + second), 2 * sum(v[0].astype(np.float64) for v in values), atol=2e-4)
 
@@ -151,15 +151,15 @@ def test_a_state_that_was_saved_goes_on_bit_for_bit_under_the_same_option(two_by
     layout = two_by_two.layout([FOUR_TIMES], 9001, "topk:k=0.05")
     for step in values[:2]:
         two_by_two.step(layout, step)
-    saved = [(e.works(layout)[0].remembered(dropped), e.works(layout)[0].exact(dropped)) for e in two_by_two.executors]
+    saved = [(e.works(layout)[0].kept.remembered(dropped), e.works(layout)[0].kept.exact(dropped)) for e in two_by_two.executors]
     wanted = two_by_two.step(layout, values[2], previous_skipped=dropped, rescale=0.5)[0][0].array
     again = two_by_two.layout([FOUR_TIMES], 9001, "topk:k=0.05")
     other = two_by_two.layout([TWICE], 9001, "topk:k=0.05")
     for executor, (memory, exact) in zip(two_by_two.executors, saved, strict=True):
         for new in (again, other):
-            work = executor.works(new)[0]
+            work = executor.works(new)[0].kept
             work.remember(memory)
-            assert (work.exact_place == executor.works(layout)[0].exact_place) == (new is again)
+            assert (work.exact_place == executor.works(layout)[0].kept.exact_place) == (new is again)
             work.set_exact(exact if new is again else {})
     assert (two_by_two.step(again, values[2], rescale=0.5)[0][0].array == wanted).all()
     assert (two_by_two.step(other, values[2], rescale=0.5)[0][0].array != wanted).any()

@@ -142,7 +142,9 @@ def test_what_codecs_leave_out_is_kept_between_the_steps_of_a_name(job: Job) -> 
         for board, ticket in zip(job.boards, tickets, strict=True):
             board.wait([ticket])
         out += buffers[0].array
-    kept = sum(m.residual.astype(np.float64) for e in job.executors for m in e.works()[0].remembered().values() if m.residual is not None)
+    kept = sum(
+        m.residual.astype(np.float64) for e in job.executors for m in e.works()[0].kept.remembered().values() if m.residual is not None
+    )
     np.testing.assert_allclose(out + kept, put, atol=2e-3)
     assert all(executor.moved_bytes for executor in job.executors)
 

@@ -2,94 +2,62 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
+import numpy as np
 import pytest
 
-from psgc.codecs import Encoded
-from psgc.errors import DeviceError
+from psgc.errors import DeviceError, PsgcError
 from psgc.layout import Declaration, TensorSpec, build_layout
-from psgc.program.run import Runner
-from psgc.program.steps import Encode, Serve
-from psgc.worker.bucket import BucketWork
-from psgc.worker.executor.served import ServedPart, served_parts
-from psgc.worker.submission import Submission
+from psgc.wire.frames import Flag
+from tests.jobs.array_buffer import ArrayBuffer
+from tests.worker.served_bucket import ServedBucket
 
 
-class Work:
-    """In place of a BucketWork: encodes at once, and remembers whose results it was given."""
-
-    def __init__(self, codec: str, found: Encoded | DeviceError) -> None:
-        specs = (TensorSpec("w", (3000,), "float32"), TensorSpec("b", (3000,), "float32"))
-        declaration = Declaration("m", "plan", specs, codec, True, order=(0, 1), used=(0, 1), part_bytes=1 << 14, min_compress_bytes=0)
-        self.layout = build_layout(declaration, layout_id=1, servers=1, workers=2, used_by_all=frozenset((0, 1)))
-        self.bucket = self.layout.buckets[0]
-        self.scheme = self.layout.scheme(self.bucket)
-        self.step, self.found = 1, found
-        self.decoded: list[tuple[int, bool]] = []
-        self.encoded: list[int] = []
-
-    def encode(self, key: int, then: Any) -> None:
-        self.encoded.append(key)
-        then(self.found)
-
-    def decode(self, key: int, flags: int, payload: Any, own: bool) -> None:
-        self.decoded.append((key, own))
-
-    def first_nonfinite(self, key: int) -> str | None:
-        return "w" if isinstance(self.found, Encoded) and self.found.nonfinite else None
+def bucket_of(codec: str) -> ServedBucket:
+    specs = (TensorSpec("w", (3000,), "float32"), TensorSpec("b", (3000,), "float32"))
+    declaration = Declaration("m", "plan", specs, codec, True, order=(0, 1), used=(0, 1), part_bytes=1 << 14, min_compress_bytes=0)
+    layout = build_layout(declaration, layout_id=1, servers=1, workers=2, used_by_all=frozenset((0, 1)))
+    return ServedBucket(layout, layout.buckets[0])
 
 
-def parts_of(work: Work, raises: bool = False, skip: bool = False) -> list[ServedPart]:
-    parts = served_parts(cast("BucketWork", work), 0)
-    for part in parts:
-        part.begin(Submission(cast("Any", None), cast("Any", None), skip=skip, previous_skipped=1, rescale=2.0, priority=7), raises)
-    return parts
+def gradient(nan_at: int | None = None) -> ArrayBuffer:
+    values = np.random.default_rng(0).standard_normal(6000).astype(np.float32)
+    if nan_at is not None:
+        values[nan_at] = np.nan
+    return ArrayBuffer(values)
 
 
-def through(part: ServedPart) -> tuple[list[Any], list[Any]]:
-    """Run the part's program. Returns what it contributed, and what its encodes met."""
-    runner = Runner([part.program], ())
-    (start,), over, said, met = runner.begin(0), False, [], []
-    while True:
-        if isinstance(start.step, Encode):
-            part.compute(start.step, met.append)
-        else:
-            assert isinstance(start.step, Serve)
-            (piece,) = start.step.pieces
-            said.append(part.contribution(start.step, piece, lambda *_: None))
-            assert part.take(start.step, piece, 0, b"") == said[-1].key
-        starts, over = runner.over(0)
-        if over:
-            return said, met
-        (start,) = starts
+def residual(served: ServedBucket) -> Any:
+    return np.concatenate([memory.residual for memory in served.kept.remembered().values() if memory.residual is not None])
 
 
-@pytest.mark.parametrize(("codec", "rounds"), [("int8", 1), ("shared", 2)])
+@pytest.mark.parametrize(("codec", "rounds"), [("int8:ef=1", 1), ("shared", 2)])
 @pytest.mark.parametrize(("skip", "nonfinite"), [(False, False), (True, False), (False, True)])
 def test_a_payload_counts_as_part_of_a_result_if_it_was_sent(codec: str, rounds: int, skip: bool, nonfinite: bool) -> None:
     """Only then its residual is committed: a rank that skips, or whose gradient is not finite, has left nothing out."""
-    work = Work(codec, Encoded(10, nonfinite))
-    parts = parts_of(work, skip=skip)
-    assert sum(len(part.program.steps) for part in parts) == 2 * len(work.bucket.parts)
-    contributed = [one for part in parts for one in through(part)[0]]
-    keys = [part.key for part in work.bucket.parts]
-    assert len(keys) >= rounds
-    assert [one.key for one in contributed] == keys and work.decoded == [(key, not skip and not nonfinite) for key in keys]
-    assert work.encoded == ([] if skip else keys), "a rank that skips reads no gradient"
-    assert {(one.skip, one.nonfinite, one.previous_skipped, one.rescale, one.priority) for one in contributed} == {
-        (skip, nonfinite, 1, 2.0, 7)
-    }
+    served = bucket_of(codec)
+    assert sum(len(part.program.steps) for part in served.work.parts) == 2 * len(served.bucket.parts)
+    assert max(part.round for part in served.bucket.parts) == rounds - 1
+    served.begin(gradient(nan_at=10 if nonfinite else None), dropped=True, rescale=2.0, skip=skip, priority=7)
+    said = []
+    for part in served.bucket.parts:
+        said.append(served.encode(part))
+        pair = served.scheme.rounds(served.of(part).program.numel)[part.round].pair
+        nbytes = pair.pull.payload_bound(served.scheme.rounds(served.of(part).program.numel)[part.round].numel)
+        served.decode(part, Flag.NONFINITE if nonfinite else Flag.NONE, None if nonfinite else np.zeros(nbytes, np.uint8))
+    assert [one.key for one in said] == [part.key for part in served.bucket.parts]
+    assert {(one.skip, one.previous_skipped, one.rescale, one.priority) for one in said} == {(skip, 1, 2.0, 7)}
+    assert all((one.payload_bytes > 0) == (not skip and not one.nonfinite) or one.nonfinite for one in said)
+    assert residual(served).any() == (not skip and not nonfinite)
 
 
 def test_a_nan_is_an_error_only_where_that_is_asked_for_and_names_its_tensor() -> None:
-    for raises in (False, True):
-        _, met = through(parts_of(Work("int8", Encoded(10, True)), raises)[0])
-        texts = [str(error) for error in met if error is not None]
-        assert texts == (["gradient of 'w' holds NaN or infinity in its step 1, and PSGC_NONFINITE=raise"] if raises else [])
+    bucket_of("int8").begin(gradient(nan_at=3001))
+    with pytest.raises(PsgcError, match="gradient of 'b' holds NaN or infinity in its step 1, and PSGC_NONFINITE=raise"):
+        bucket_of("int8").begin(gradient(nan_at=3001), check=True)
+    bucket_of("int8").begin(gradient(nan_at=3001), check=True, skip=True)
 
 
-def test_what_a_device_meets_is_told_as_it_is() -> None:
-    fault = DeviceError("gradient of 'w': lost")
-    _, met = through(parts_of(Work("int8", fault))[0])
-    assert met == [fault]
+def test_an_error_of_a_device_is_told_with_the_tensor_that_the_part_begins_with() -> None:
+    assert str(bucket_of("int8").work.with_tensor(DeviceError("lost"), 0)) == "gradient of 'w': lost"

@@ -16,15 +16,14 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Final
 
-from psgc.errors import DeviceError, PsgcError
+from psgc.errors import PsgcError
 from psgc.layout import Layout, make_key
 from psgc.processes.pool import Pool
 from psgc.program.groups import Groups
 from psgc.program.ranks import Range
 from psgc.program.run import Start
 from psgc.program.steps import Agree, Decode, Encode, Serve, Transfer, lane_of
-from psgc.worker.bucket import BucketWork
-from psgc.worker.executor.bucket import GroupBucket
+from psgc.worker.executor.bucket import BucketWork
 from psgc.worker.executor.lanes import FirstCome, Job, Lane
 from psgc.worker.executor.layouts import BucketRun, Host, LayoutRun, is_named
 from psgc.worker.executor.named import NAMED, NamedStep, VotedOrder
@@ -94,10 +93,10 @@ class Executor:
         """The next step of a named bucket, by the key of its first part, has its turn."""
         self._order.turn(key)
 
-    def works(self, layout: Layout | None = None) -> list[GroupBucket | BucketWork]:
-        """What buckets keep, of one layout or of all. It is only to be touched while none of their steps is under way."""
+    def works(self, layout: Layout | None = None) -> list[BucketWork]:
+        """Buckets, of one layout or of all. What they keep is only to be touched while none of their steps is under way."""
         runs = [run for run in list(self._layouts.values()) if layout is None or run.layout.id == layout.id]
-        return [one.kept for run in runs for one in run.buckets.values()]
+        return [one.work for run in runs for one in run.buckets.values()]
 
     def late(self, now: float, first_s: float) -> list[str]:
         """What to say of transfers for which this rank has waited long. first_s: until the first message."""
@@ -145,25 +144,21 @@ class Executor:
                 run = self._layouts[layout.id] = LayoutRun(layout, self._host)
                 run.lanes = dict.fromkeys(run.runner_lanes, self._named)
         one = run.buckets[bucket]
-        one.current, one.contributed = submission, contributed
-        self._load(run, one)
+        one.current, one.contributed, one.inline = submission, contributed, True
+        self._run(run, one.chains[0], one.priority, self._load, run, one)
 
     def _next(self, run: LayoutRun, one: BucketRun) -> None:
         """The bucket's current submission has its turn."""
-        if one.current is not None and one.current.priority is not None:
+        assert one.current is not None
+        if one.current.priority is not None:
             one.priority = one.current.priority
-        if one.work.takes_gradient:
-            self._pool.submit(one.priority, self._guarded, one, self._load, run, one)
-        else:
-            self._load(run, one)
+        one.inline = one.work.is_small(one.current.buffer)
+        self._run(run, one.chains[0], one.priority, self._load, run, one)
 
     def _load(self, run: LayoutRun, one: BucketRun) -> None:
         if self._host.failed() or one.current is None:
             return
-        tensor = one.work.begin(one.current, self._host.raises)
-        if tensor is not None:
-            self._broken(PsgcError(f"gradient of {tensor!r} holds NaN or infinity in its step {one.work.step}, and PSGC_NONFINITE=raise"))
-            return
+        one.work.begin(one.current, self._host.raises)
         with self._lock:
             one.left = len(one.chains)
             starts = [start for chain in one.chains for start in one.runner.begin(chain)]
@@ -179,7 +174,7 @@ class Executor:
 
     def _computed(self, run: LayoutRun, start: Start, began_ns: int, fault: PsgcError | None) -> None:
         if fault is not None:
-            self._broken(run.owner[start.chain][0].work.named(fault))
+            self._broken(run.with_tensor(fault, start.chain))
             return
         self._record(run, start, began_ns)
         self._over(run, start)
@@ -205,7 +200,7 @@ class Executor:
 
     def _answered(self, run: LayoutRun, start: Start, piece: Range, flags: int, payload: Any) -> None:
         """In the network thread."""
-        self._run(run, run.owner[start.chain][0], _DECODE_PRIORITY, self._take, run, start, piece, flags, payload)
+        self._run(run, start.chain, _DECODE_PRIORITY, self._take, run, start, piece, flags, payload)
 
     def _take(self, run: LayoutRun, start: Start, piece: Range, flags: int, payload: Any) -> None:
         if self._host.failed():
@@ -261,7 +256,7 @@ class Executor:
             if isinstance(start.step, Serve):
                 self._end_part(run, chain)
             else:
-                self._run(run, one, _DECODE_PRIORITY, self._end_part, run, chain)
+                self._run(run, chain, _DECODE_PRIORITY, self._end_part, run, chain)
 
     def _start(self, run: LayoutRun, starts: list[Start]) -> None:
         for start in starts:
@@ -271,23 +266,20 @@ class Executor:
             elif isinstance(start.step, Serve) and start.step.slot is not None:  # its payloads are there
                 self._compute(run, start)
             else:
-                self._run(run, one, _DECODE_PRIORITY if isinstance(start.step, Decode) else one.priority, self._compute, run, start)
+                self._run(run, start.chain, _DECODE_PRIORITY if isinstance(start.step, Decode) else one.priority, self._compute, run, start)
 
-    def _run(self, run: LayoutRun, one: BucketRun, priority: int, job: Callable[..., None], *args: Any) -> None:
-        """In a pool thread, or in this one where switching threads would cost more than the job, or the order of jobs is this thread's."""
-        if run.named or one.work.small:
-            self._guarded(one, job, *args)
+    def _run(self, run: LayoutRun, chain: int, priority: int, job: Callable[..., None], *args: Any) -> None:
+        """A job about a part: in a pool thread, or in this one where switching threads would cost more than the job, or the order of jobs is this thread's."""
+        if run.owner[chain][0].inline:
+            self._guarded(run, chain, job, *args)
         else:
-            self._pool.submit(priority, self._guarded, one, job, *args)
+            self._pool.submit(priority, self._guarded, run, chain, job, *args)
 
-    def _guarded(self, one: BucketRun, job: Callable[..., None], *args: Any) -> None:
-        """Run a job about the bucket. A device's error is told with the tensor that it was about."""
+    def _guarded(self, run: LayoutRun, chain: int, job: Callable[..., None], *args: Any) -> None:
         try:
             job(*args)
-        except DeviceError as error:
-            self._broken(one.work.named(error))
         except Exception as error:
-            self._broken(error)
+            self._broken(run.with_tensor(error, chain))
 
     def _broken(self, error: BaseException, what: str = "") -> None:
         """what: a lane's job that has raised it."""

@@ -9,18 +9,17 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from psgc.errors import DeviceError
 from psgc.layout import Bucket, Layout
 from psgc.observe.worker_trace import WorkerTrace
 from psgc.program.groups import Groups
 from psgc.program.ranks import Ranks
 from psgc.program.run import InTurn, Runner, Start
 from psgc.program.steps import LANES, Lane, Transfer
-from psgc.worker.bucket import BucketWork
 from psgc.worker.contributions import Servers
 from psgc.worker.executor import lanes, named
-from psgc.worker.executor.bucket import GroupBucket
-from psgc.worker.executor.served import ServedBucket
-from psgc.worker.executor.work import PartWork, Work
+from psgc.worker.executor.bucket import BucketWork, over_groups, over_servers
+from psgc.worker.executor.work import PartWork
 from psgc.worker.submission import Submission
 
 
@@ -44,11 +43,11 @@ class Host:
 
 @dataclass(slots=True, eq=False)
 class BucketRun:
-    """A bucket. kept: what has its state between steps; chains: its parts, each of which is a chain of ``runner``; waiting: submissions whose step begins
-    after the one under way; left: parts whose step is not over; contributed: what a vote has told of the step under way (``Work.agree``)."""
+    """A bucket. chains: its parts, each of which is a chain of ``runner``; waiting: submissions whose step begins after the one under way; left: parts whose
+    step is not over; contributed: what a vote has told of the step under way (``BucketWork.agree``); inline: computations of the step run in the thread
+    at hand."""
 
-    work: Work
-    kept: GroupBucket | BucketWork
+    work: BucketWork
     chains: range
     runner: Runner | InTurn
     priority: int
@@ -56,10 +55,7 @@ class BucketRun:
     current: Submission | None = None
     left: int = 0
     contributed: bool | None = None
-
-    @property
-    def first_tensor(self) -> str:
-        return self.work.layout.tensors[self.work.bucket.tensors[0]].name
+    inline: bool = False
 
 
 class LayoutRun:
@@ -73,34 +69,37 @@ class LayoutRun:
         # The layout's order numbers the chains of buckets over groups from 0.
         buckets = sorted(layout.buckets, key=lambda bucket: not bucket.over_groups)
         works = [self._work(bucket) for bucket in buckets]
-        runner = Runner([part.program for work, _ in works for part in work.parts], () if self.named else layout.order)
-        for work, kept in works:
+        runner = Runner([part.program for work in works for part in work.parts], () if self.named else layout.order)
+        for work in works:
             first = len(self.owner)
             own = InTurn([part.program for part in work.parts], first) if self.named else runner
-            one = BucketRun(work, kept, range(first, first + len(work.parts)), own, work.bucket.priority)
+            one = BucketRun(work, range(first, first + len(work.parts)), own, work.bucket.priority)
             self.buckets[work.bucket.index] = one
             self.owner += [(one, number) for number in range(len(work.parts))]
         self.runner_lanes = LANES if self.named else runner.lanes
         self.unanswered = [0] * len(self.owner)  # pieces of the chain's contribution to servers that have no result yet
 
-    def _work(self, bucket: Bucket) -> tuple[Work, GroupBucket | BucketWork]:
+    def _work(self, bucket: Bucket) -> BucketWork:
         host = self._host
         if bucket.over_groups:
-            over = GroupBucket(self.layout, bucket, host.ranks, host.rank, host.servers, host.collectives)
-            return over, over
+            return over_groups(self.layout, bucket, host.ranks, host.rank, host.servers, host.collectives)
         assert host.servers is not None
-        served = ServedBucket(self.layout, bucket, host.servers, host.rank)
-        return served, served.numbers
+        return over_servers(self.layout, bucket, host.servers, host.rank)
 
     def part(self, chain: int) -> PartWork:
         one, number = self.owner[chain]
         return one.work.parts[number]
 
+    def with_tensor(self, error: Exception, chain: int) -> Exception:
+        """An error that a job about the part has met. A device's is told with the tensor that it was about."""
+        one, number = self.owner[chain]
+        return one.work.with_tensor(error, number) if isinstance(error, DeviceError) else error
+
     # transfers, in words
 
     def what(self, start: Start) -> str:
-        one = self.owner[start.chain][0]
-        return f"{(*one.work.bucket.option, 'the control word')[start.step.action]} of {one.first_tensor!r} in its step {one.work.step}"
+        work = self.owner[start.chain][0].work
+        return f"{(*work.bucket.option, 'the control word')[start.step.action]} of {work.tensor_of(0)!r} in its step {work.step}"
 
     def late(self, start: Start) -> str:
         """What to say of one that has taken long."""

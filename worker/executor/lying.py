@@ -1,11 +1,12 @@
-"""Where the floats of a bucket over groups lie in a step: on the host, or on a device that programs work on, or that groups exchange them from.
+"""Where the floats of a bucket lie in a step: on the host, or on a device that programs work on, or that groups exchange them from.
 
 Owns the choice only. Invariant: it depends on the buffer and on what all ranks agreed on in the last step, and on nothing else that changes.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -25,7 +26,27 @@ class Lying(NamedTuple):
     exchanged: DeviceBucket | None
 
 
-class Whereabouts:
+class Whereabouts(Protocol):
+    def find(self, buffer: BucketBuffer, on_gpus: bool) -> Lying:
+        """on_gpus: every rank's gradient lay on a GPU in the last step. Raises ConfigError or UsageError where it must lie on a GPU, and does not."""
+
+
+class OverServers:
+    """Of a bucket that every rank pushes: on the device that has kernels for its scheme. slices: the bucket's, as of ``DeviceBuffer.on_device``; name: of the
+    bucket's first tensor, where it is of a model's gradients, else ""."""
+
+    def __init__(self, scheme: Scheme, slices: Sequence[tuple[int, int]], name: str) -> None:
+        self._scheme, self._slices, self._name = scheme, slices, name
+
+    def find(self, buffer: BucketBuffer, on_gpus: bool) -> Lying:
+        try:
+            device = buffer.on_device(self._scheme, slices=self._slices) if self._name and isinstance(buffer, DeviceBuffer) else None
+        except UsageError as error:
+            raise UsageError(f"gradient of {self._name!r}: {error}") from None
+        return Lying(device, self._scheme.array_dtype, None)
+
+
+class OverGroups:
     """collectives: PSGC_COLLECTIVES of a bucket that groups may exchange from GPU to GPU, else "host"; name: of the bucket's first tensor."""
 
     def __init__(self, bucket: Bucket, scheme: Scheme, collectives: str, name: str) -> None:
@@ -37,7 +58,6 @@ class Whereabouts:
         self._dtype = NoneCodec(bucket.dtype).array_dtype if self._moves_floats else np.float32
 
     def find(self, buffer: BucketBuffer, on_gpus: bool) -> Lying:
-        """on_gpus: every rank's gradient lay on a GPU in the last step. Raises ConfigError or UsageError where it must lie on a GPU, and does not."""
         if not isinstance(buffer, DeviceBuffer):  # it holds an array, which lies on the host alone
             return self._host(None)
         if self._on_gpu:

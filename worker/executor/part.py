@@ -6,7 +6,7 @@ It owns no state of its own: floats and payloads are ``numbers.py``'s, residuals
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,14 +19,16 @@ from psgc.program.ranks import Range
 from psgc.program.steps import Decode, Encode, Program, Serve, Step, Transfer
 from psgc.transport.memory.segment import Place
 from psgc.worker.contributions import Contribution
-from psgc.worker.device import DeviceBucket
 from psgc.worker.executor.coding import Coding
 from psgc.worker.executor.control import Agreement
+from psgc.worker.executor.lying import Lying
 from psgc.worker.executor.numbers import Bytes, Numbers
 from psgc.worker.executor.pieces import ServedPieces
 from psgc.worker.executor.slots import Slots
 from psgc.worker.executor.transfers import Transfers, divided_sum
 from psgc.worker.executor.work import Span
+from psgc.worker.residuals.kept import EncodingPlace
+from psgc.worker.submission import Submission
 
 
 class GroupPart:
@@ -37,30 +39,26 @@ class GroupPart:
         self, program: Program, pair: CodecPair, dtype: str, key: int, stream: Stream, divisor: int, again: Mapping[int, bool],
         keys: Mapping[Range, int], places: Mapping[Range, Place],
     ) -> None:  # fmt: skip
-        self.program, self.key = program, key
+        self.program, self.key, self.offset = program, key, stream.first
         self._divisor = divisor if divided_sum(program) is None else 1
         self._numbers = Numbers(stream.first, program.numel, dtype)
-        self.slots = Slots(program, pair, stream, again)
+        self._slots = Slots(program, pair, stream, again)
         self.agreement = Agreement(stream.rank, program.has_servers)
-        self._pieces = ServedPieces(program, self._numbers, self.slots, keys, places)
-        self._transfers = Transfers(program, stream.rank, self._numbers, self.slots, self.agreement, divisor)
-        self._coding = Coding(program, self._numbers, self.slots, self.agreement, self._transfers, self._pieces)
+        self._pieces = ServedPieces(program, self._numbers, self._slots, keys, places)
+        self._transfers = Transfers(program, stream.rank, self._numbers, self._slots, self.agreement, divisor)
+        self._coding = Coding(program, self._numbers, self._slots, self.agreement, self._transfers, self._pieces)
 
-    def lie_on_host(self, array: NDArray[Any]) -> None:
-        """array: the step's gradient, of the push codec's ``array_dtype`` where the option encodes, else of the tensors' own dtype."""
-        self._numbers.lie_on_host(array)
-
-    def lie_on(self, device: DeviceBucket, dtype: Any) -> None:
-        """The step's gradient lies on a device. dtype: its floats' on the host."""
-        self._numbers.lie_on(device, dtype)
-        self.slots.move(device)
-
-    def begin(self, step: int, skip: bool, previous_skipped: int, rescale: float, lies: DeviceBucket | None) -> None:
-        """A step of the layout starts. lies: the device where the gradient lies, or that it has been copied from, if groups may exchange it there."""
-        self._transfers.lies = lies or self._transfers.lies
-        dropped = self.agreement.begin(skip, previous_skipped, lies is None)
-        self._pieces.begin(dropped, rescale)
-        self.slots.begin(step, dropped, rescale)
+    def begin(self, step: int, submission: Submission, lying: Lying, array: NDArray[Any]) -> None:
+        if lying.device is None:  # of the push codec's ``array_dtype`` where the option encodes, else of the tensors' own dtype
+            self._numbers.lie_on_host(array[self.offset : self.offset + self.program.numel])
+        else:
+            self._numbers.lie_on(lying.device, lying.dtype)
+        self._transfers.lies = lying.exchanged or self._transfers.lies
+        dropped = self.agreement.begin(submission.skip, submission.previous_skipped, lying.exchanged is None)
+        self._pieces.begin(dropped, submission.rescale)
+        self._slots.begin(step, bool(dropped), submission.rescale, lying.device)
+        if submission.skip:
+            self._numbers.fill((0, self.program.numel), 0)
 
     # steps of the program
 
@@ -89,16 +87,30 @@ class GroupPart:
         if control.nonfinite:
             self._numbers.fill((0, self.program.numel), np.nan)
             return
-        self.slots.commit_all(but=self._pieces.encoded)
+        self._slots.commit_all(but=self._pieces.encoded)
         if self._divisor != 1:
             self._numbers.divide(self._divisor)
         self._numbers.to_device()
 
-    def has_none(self, element: int) -> bool:
-        """Whether the piece that begins with this element has no result, since some rank met a NaN or infinity in what it encoded."""
-        return self.program.encodes > 0 and self._numbers.is_nan(element)
+    def paid(self, first: int) -> bool:
+        # Where some rank met a NaN or infinity in what it encoded, the piece that begins there has no result.
+        has_none = self.program.encodes > 0 and self._numbers.is_nan(first - self.offset)
+        return self.agreement.control.contributed and not has_none
+
+    @property
+    def places(self) -> Iterator[EncodingPlace]:
+        for (lo, hi), feedback, leads in self._slots.feedbacks:
+            yield EncodingPlace(slice(self.offset + lo, self.offset + hi), feedback, self.agreement, leads)
+
+    @property
+    def goes_back(self) -> bool:
+        return bool(self.program.encodes and self._slots.pair.push.feedback) or self._slots.servers_add_back
+
+    @property
+    def servers_keep(self) -> bool:
+        """Whether servers keep a residual of what the part pushes to them."""
+        return self._slots.pair.pull.feedback
 
     @property
     def moved_bytes(self) -> int:
-        """Payloads and slices that this rank has sent and received."""
         return self._transfers.moved_bytes

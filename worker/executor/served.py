@@ -1,69 +1,144 @@
-"""A bucket that every rank pushes to servers, as programs that the executor runs: in each slice every round is encoded, then served.
+"""A slice of a bucket that every rank pushes to servers, as a program: every round is encoded, then served.
 
-What a step does to numbers is the BucketWork's. Invariant: a slice's rounds follow one another, and each has a contribution, with or without a payload.
+Invariant: a slice's rounds follow one another, and each has a contribution, with or without a payload; payloads stay in the keys' slots until the next step
+is encoded, so that a step that the trainer does not apply can be added back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
-from psgc.codecs import Encoded
-from psgc.errors import DeviceError, LocalProtocolError, PsgcError
+import numpy as np
+from numpy.typing import NDArray
+
+from psgc.codecs import BucketContext, Encoded, Scheme, SchemeState, Stream, parse_scheme
+from psgc.errors import CodecError, DeviceError, LocalProtocolError, PsgcError
 from psgc.layout import Bucket, Layout, Part
+from psgc.layout.building import UNCOMPRESSED
 from psgc.observe.lanes import DECODE, ENCODE
-from psgc.program.groups import Group, Groups
+from psgc.program.groups import Groups
 from psgc.program.ranks import Range
 from psgc.program.steps import Decode, Encode, Program, Serve, Step, Transfer
-from psgc.worker.bucket import BucketWork
-from psgc.worker.contributions import Contribution, Servers
+from psgc.wire.frames import Flag
+from psgc.worker.contributions import Contribution, Servers, Slot
+from psgc.worker.device import DeviceBucket
+from psgc.worker.executor.control import Agreement, Control
+from psgc.worker.executor.lying import Lying
 from psgc.worker.executor.work import Span
-from psgc.worker.session import BucketBuffer
+from psgc.worker.residuals.feedback import Feedback, PlacedState
+from psgc.worker.residuals.kept import EncodingPlace
+from psgc.worker.residuals.residual import Residual
 from psgc.worker.submission import Submission
 
-SKIPPED: Final = Encoded(0, False)
-SMALL_NUMEL: Final = 16384  # a kernel takes about as long for so many elements as another thread takes to wake up
+Bytes = NDArray[np.uint8]
+NOTHING: Final = Encoded(0, False)  # what a rank that skips contributes
+
+
+class RoundSlots:
+    """The slots of a slice's keys, by round, and the lengths of the payloads in them."""
+
+    def __init__(self, slots: Sequence[Slot]) -> None:
+        self._slots, self._lengths, self._fresh = slots, [0] * len(slots), set(range(len(slots)))
+
+    def out(self, index: int) -> Bytes:
+        """Where the round's payload is encoded."""
+        if index in self._fresh:
+            self._fresh.discard(index)
+            self._slots[index].populate()
+        return self._slots[index].bytes
+
+    def wrote(self, index: int, payload_bytes: int) -> None:
+        self._lengths[index] = payload_bytes
+
+    @property
+    def sent(self) -> list[Bytes]:
+        """The payloads of the last step."""
+        return [slot.bytes[:length] for slot, length in zip(self._slots, self._lengths, strict=True)]
 
 
 class ServedPart:
-    """A PartWork: a slice of a bucket. rounds: its parts, one a round."""
+    """A PartWork. rounds: the slice's keys, one a round; state: the scheme's of this slice; initial: what the first step is encoded with, if that is another.
+    stream: of the slice, but for the step's number; keeps: whether what encoding leaves out is kept."""
 
-    def __init__(self, work: BucketWork, rounds: Sequence[Part], rank: int) -> None:
-        self._work, self._rounds = work, rounds
+    def __init__(
+        self, rounds: Sequence[Part], scheme: Scheme, state: SchemeState, initial: SchemeState | None, slots: RoundSlots, stream: Stream,
+        keeps: bool,
+    ) -> None:  # fmt: skip
+        self._rounds, self._initial, self._slots, self._stream = rounds, initial, slots, stream
+        self._slice = (rounds[0].offset, rounds[0].offset + rounds[0].numel)
         whole = (0, rounds[0].numel)
-        steps = ((Encode(2 * n, n, "cpu", (rank,), (whole,)), Serve(2 * n + 1, n, (whole,))) for n in range(len(rounds)))
+        steps = ((Encode(2 * n, n, "cpu", (stream.rank,), (whole,)), Serve(2 * n + 1, n, (whole,))) for n in range(len(rounds)))
         self.program = Program(rounds[0].numel, tuple(step for pair in steps for step in pair), len(rounds), has_servers=True)
+        self.agreement = Agreement(
+            stream.rank, has_servers=False
+        )  # of what servers tell: a step that all ranks skip has no result to take back
+        servers_add_back = any(round_.pair.pull.feedback for round_ in state.rounds)
+        self._feedback = Feedback(rounds[0].numel, scheme.residual_dtype if keeps else None, None if servers_add_back else self._add_own)
+        self._placed = PlacedState(state, *self._slice)
+        self._array: NDArray[Any] = np.empty(0)  # the slice, where it lies on the host
         self._submission: Submission
-        self._check = False
-        self._encoded = SKIPPED  # what the round under way contributes
+        self._encoded = NOTHING  # what the round under way contributes
 
-    def begin(self, submission: Submission, check: bool) -> None:
-        """A step starts, for which the work has begun. check: as in ``Work.begin``."""
-        self._submission, self._check = submission, check
+    moved_bytes = 0  # the network thread counts what servers get
+
+    @property
+    def goes_back(self) -> bool:
+        return self._feedback.by_servers
+
+    @property
+    def places(self) -> Iterator[EncodingPlace]:
+        yield EncodingPlace(slice(*self._slice), self._feedback, self.agreement, True, self._placed)
+
+    def begin(self, step: int, submission: Submission, lying: Lying, array: NDArray[Any]) -> None:
+        self._submission, self._stream = submission, replace(self._stream, step=step)
+        dropped = self.agreement.begin(submission.skip, submission.previous_skipped, on_host=True)
+        self._feedback.begin(bool(dropped), submission.rescale)
+        self._feedback.move(lying.device)
+        self._placed.begin(lying.device)
+        self._array = array[slice(*self._slice)]
+
+    @property
+    def _device(self) -> DeviceBucket | None:
+        return self._placed.device
+
+    def _add_own(self, residual: Residual, device: DeviceBucket | None) -> None:
+        if device is not None:
+            device.add_back(*self._slice, residual)
+            return
+        values = residual.load()
+        self._placed.state.add_back(self._slots.sent, values)
+        residual.keep(values)
+
+    # steps of the program
 
     def compute(self, step: Encode | Decode, then: Callable[[PsgcError | None], None]) -> None:
-        self._encoded = SKIPPED
+        index, self._encoded = step.slot, NOTHING
         if self._submission.skip:
             then(None)
             return
-        key = self._rounds[step.slot].key
+        if self.agreement.control.nonfinite:  # every rank knows this of an earlier round, so none sends a payload in the remaining ones
+            self._encoded = Encoded(0, True)
+            then(None)
+            return
 
         def encoded(found: Encoded | DeviceError) -> None:
-            if isinstance(found, Encoded):
-                self._encoded = found
-                then(self._refused(key))
-            else:
+            if isinstance(found, DeviceError):
                 then(found)
+                return
+            self._encoded = found
+            self._slots.wrote(index, found.payload_bytes)
+            then(None)
 
-        self._work.encode(key, encoded)
-
-    def _refused(self, key: int) -> PsgcError | None:
-        checked = self._check and (self._encoded.nonfinite or not self._work.scheme.flags_nonfinite)
-        tensor = self._work.first_nonfinite(key) if checked else None
-        if tensor is None:
-            return None
-        what = "update" if self._work.layout.kind == "weights" else "gradient"
-        return PsgcError(f"{what} of {tensor!r} holds NaN or infinity in its step {self._work.step}, and PSGC_NONFINITE=raise")
+        out, value, rescale = self._slots.out(index), self._feedback.value, self._feedback.rescale
+        if self._device is not None:
+            self._device.encode(index, *self._slice, value, rescale, self._stream, out, encoded)
+        elif self._initial is not None:
+            encoded(self._initial.encode(0, self._array, None, 1.0, self._stream, out))
+        else:
+            residual = None if value is None else value.load()
+            encoded(self._placed.state.encode(index, self._array, residual, rescale, self._stream, out))
 
     def transfer(self, step: Transfer, groups: Groups) -> int:
         raise LocalProtocolError("a slice that all ranks push to servers has no transfers")
@@ -74,10 +149,54 @@ class ServedPart:
             self._key(step), encoded.payload_bytes, encoded.nonfinite, said.previous_skipped, said.rescale, then, said.skip, said.priority
         )  # fmt: skip
 
-    def take(self, step: Serve, piece: Range, flags: int, payload: Any) -> int:
-        key = self._key(step)
-        self._work.decode(key, flags, payload, own=not self._submission.skip and not self._encoded.nonfinite)
+    def take(self, step: Serve, piece: Range, flags: int, payload: Bytes | None) -> int:
+        key, index = self._key(step), step.slot or 0
+        skipped, nonfinite = bool(flags & Flag.SKIPPED), bool(flags & Flag.NONFINITE)
+        payload = np.empty(0, np.uint8) if payload is None else payload
+        if index < len(self._rounds) - 1:
+            self.agreement.control.nonfinite = nonfinite
+            if not skipped and not nonfinite:
+                self._take(index, payload)
+            return key
+        self.agreement.agreed(Control(not skipped, nonfinite, False))
+        initial, self._initial = self._initial is not None, None
+        if not skipped and nonfinite:
+            self._fill_nan()
+        elif not skipped:
+            self._apply(payload, own=not self._submission.skip and not self._encoded.nonfinite and not initial)
         return key
+
+    def _take(self, index: int, payload: Bytes) -> None:
+        """Go on from the result of a round that is not the last."""
+        if self._device is not None:
+            self._device.take(index, *self._slice, payload)
+        else:
+            self._placed.state.take(index, payload)
+
+    def _fill_nan(self) -> None:
+        if self._device is not None:
+            self._device.fill(*self._slice, np.nan)
+        else:
+            self._array.fill(np.nan)
+
+    def _apply(self, payload: Bytes, own: bool) -> None:
+        """Make the slice the aggregate. own: this rank's payload is part of it; commit what that has left out."""
+        feedback, value = self._feedback, self._feedback.value if own else None
+        if self._device is not None:
+            self._device.apply(*self._slice, payload, value, feedback.rescale)
+        else:
+            residual = None if value is None else value.load()
+            self._placed.state.apply(payload, self._slots.sent, self._array, residual, feedback.rescale)
+            if value is not None and residual is not None:
+                value.keep(residual)
+        if own:
+            feedback.commit()
+
+    def end(self) -> None:
+        """Nothing is left to do."""
+
+    def paid(self, first: int) -> bool:
+        return self.agreement.control.contributed and not self.agreement.control.nonfinite
 
     def span(self, step: Step) -> Span | None:
         if isinstance(step, Serve):
@@ -86,56 +205,30 @@ class ServedPart:
             return Span(ENCODE, self._key(step), self._encoded.payload_bytes)
         return None
 
-    def _key(self, step: Encode | Serve) -> int:
+    def _key(self, step: Serve | Encode) -> int:
         return self._rounds[step.slot or 0].key
 
 
-def served_parts(work: BucketWork, rank: int) -> list[ServedPart]:
-    """A part for each slice of the bucket."""
+def served_parts(layout: Layout, bucket: Bucket, servers: Servers, rank: int) -> list[ServedPart]:
+    """A part for each slice of the bucket. Raises CodecError, with the tensor, for a slice that the codec does not take."""
+    scheme = layout.scheme(bucket)
+    keeps = scheme.feedback and layout.kind != "broadcast"
+    # The first step's elements are the weights' initial values, which travel as they come back: uncompressed.
+    initial = parse_scheme(UNCOMPRESSED, BucketContext(bucket.dtype)) if layout.kind == "weights" else None
     slices: list[list[Part]] = []
-    for part in work.bucket.parts:
+    for part in bucket.parts:
         if part.round == 0:
             slices.append([])
         slices[-1].append(part)
-    return [ServedPart(work, rounds, rank) for rounds in slices]
-
-
-class ServedBucket:
-    """A Work. numbers: what its steps work on, and what it keeps between them."""
-
-    takes_gradient = False
-    moved_bytes = plain_bytes = 0  # the network thread counts what servers get
-
-    def __init__(self, layout: Layout, bucket: Bucket, servers: Servers, rank: int) -> None:
-        self.layout, self.bucket = layout, bucket
-        self.numbers = BucketWork(layout, bucket, {part.key: servers.slot(part.key) for part in bucket.parts}, rank)
-        self.parts = served_parts(self.numbers, rank)
-        self._buffer: BucketBuffer
-
-    @property
-    def small(self) -> bool:
-        """Not in the first step, whose kernels may have to be compiled."""
-        return self.step > 1 and self.bucket.numel <= SMALL_NUMEL and not self._buffer.waits
-
-    @property
-    def step(self) -> int:
-        return self.numbers.step
-
-    def begin(self, submission: Submission, check: bool) -> str | None:
-        self._buffer = submission.buffer
-        self.numbers.begin(submission.buffer, submission.previous_skipped, submission.rescale)
-        for part in self.parts:
-            part.begin(submission, check)
-        return None
-
-    def agree(self, numbers: Iterable[int], group: Group, contributed: bool | None) -> None:
-        raise LocalProtocolError("a bucket that all ranks push to servers has no control words")
-
-    def end(self, number: int) -> None:
-        """Nothing is left to do."""
-
-    def store(self) -> None:
-        self.numbers.store()
-
-    def named(self, error: PsgcError) -> PsgcError:
-        return error  # it names the tensor already
+    parts = []
+    for rounds in slices:
+        lo, numel = rounds[0].offset, rounds[0].numel
+        try:
+            state = scheme.new_state(numel)
+        except CodecError as error:
+            raise CodecError(f"tensor {layout.tensor_at(bucket, lo)!r}: {error}") from None
+        slots = RoundSlots([servers.slot(part.key) for part in rounds])
+        stream = Stream(layout.seed, 0, rank, bucket.index, lo, layout.number)
+        first = None if initial is None else initial.new_state(numel)
+        parts.append(ServedPart(rounds, scheme, state, first, slots, stream, keeps))
+    return parts

@@ -1,19 +1,23 @@
-"""What the executor asks of a bucket and of its parts, whichever way the bucket takes: over servers (``served.py``) or over groups (``bucket.py``).
+"""What a bucket, and the executor, ask of a part, whichever way it takes: over servers (``served.py``) or over groups (``part.py``).
 
-Owns the interface only. Invariant: a part runs one step of its program at a time; a bucket's steps never overlap.
+Owns the interface only. Invariant: a part runs one step of its program at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
+from numpy.typing import NDArray
+
 from psgc.errors import PsgcError
-from psgc.layout import Bucket, Layout
-from psgc.program.groups import Group, Groups
+from psgc.program.groups import Groups
 from psgc.program.ranks import Range
 from psgc.program.steps import Decode, Encode, Program, Serve, Step, Transfer
 from psgc.worker.contributions import Contribution
+from psgc.worker.executor.control import Agreement
+from psgc.worker.executor.lying import Lying
+from psgc.worker.residuals.kept import EncodingPlace
 from psgc.worker.submission import Submission
 
 
@@ -31,6 +35,25 @@ class PartWork(Protocol):
     @property
     def program(self) -> Program: ...
 
+    @property
+    def agreement(self) -> Agreement:
+        """What ranks agree on of each step."""
+
+    @property
+    def places(self) -> Iterator[EncodingPlace]:
+        """Those that encode, and what they keep."""
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether a step that the trainer does not apply goes back into residuals, whose it was."""
+
+    @property
+    def moved_bytes(self) -> int:
+        """What this rank has sent and received over groups."""
+
+    def begin(self, step: int, submission: Submission, lying: Lying, array: NDArray[Any]) -> None:
+        """A step of the layout starts; the last one has been stored. array: the bucket's elements, if they lie on the host."""
+
     def compute(self, step: Encode | Decode, then: Callable[[PsgcError | None], None]) -> None:
         """Encode or decode, and call ``then`` once that is over, with what went wrong: at once, or in another thread where a device does it."""
 
@@ -43,55 +66,11 @@ class PartWork(Protocol):
     def take(self, step: Serve, piece: Range, flags: int, payload: Any) -> int:
         """Take a contribution's result. Returns its key. Raises PayloadError."""
 
+    def end(self) -> None:
+        """All steps are over, and what ranks agree on is known."""
+
+    def paid(self, first: int) -> bool:
+        """Whether the step has a result of the slice that begins with this element of the bucket."""
+
     def span(self, step: Step) -> Span | None:
         """Of a step that is over; None: a timeline has nothing of it."""
-
-
-class Work(Protocol):
-    """A bucket."""
-
-    @property
-    def layout(self) -> Layout: ...
-
-    @property
-    def bucket(self) -> Bucket: ...
-
-    @property
-    def step(self) -> int:
-        """The number of steps that have begun."""
-
-    @property
-    def parts(self) -> Sequence[PartWork]: ...
-
-    @property
-    def small(self) -> bool:
-        """Whether the thread at hand runs the step's computations, since another would take as long to wake up."""
-
-    @property
-    def takes_gradient(self) -> bool:
-        """Whether ``begin`` takes the gradient, for which it may wait."""
-
-    @property
-    def moved_bytes(self) -> int:
-        """What this rank has sent and received over groups."""
-
-    @property
-    def plain_bytes(self) -> int:
-        """The size of the gradients that went over groups so far."""
-
-    def begin(self, submission: Submission, check: bool) -> str | None:
-        """A step starts; the last one has been stored. check: a NaN or infinity of this rank's is an error. Returns the tensor that has one, if that is known
-        already."""
-
-    def agree(self, numbers: Iterable[int], group: Group, contributed: bool | None) -> None:
-        """All ranks, which are the group, learn what any of them has met in these parts. contributed: whether some rank contributes, where a vote has told;
-        nothing is exchanged then if there is nothing else to learn. Raises PsgcError."""
-
-    def end(self, number: int) -> None:
-        """All steps of a part are over."""
-
-    def store(self) -> None:
-        """All parts are through: give the aggregate to its tensors."""
-
-    def named(self, error: PsgcError) -> PsgcError:
-        """The error with the tensor that it is about."""

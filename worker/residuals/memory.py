@@ -13,38 +13,35 @@ from psgc.errors import PsgcError, UsageError
 from psgc.layout import Layout, Part, key_text
 from psgc.wire.frames import Flag
 from psgc.wire.messages import RESIDUAL_NUMEL
-from psgc.worker.bucket import BucketWork
-from psgc.worker.executor.bucket import GroupBucket
+from psgc.worker.executor.bucket import BucketWork
 from psgc.worker.residuals.residual import F32, ExactResidual, LayoutMemory, TensorMemory
 from psgc.worker.residuals.transfers import Transfer
 
-Work = BucketWork | GroupBucket
 
-
-def own_memory(layout: Layout, works: Iterable[Work], dropped: bool) -> LayoutMemory:
+def own_memory(layout: Layout, works: Iterable[BucketWork], dropped: bool) -> LayoutMemory:
     """The state that this rank keeps itself. None of the layout's steps may be under way."""
     memory = LayoutMemory(steps=layout.past_steps)
     for work in works:
-        memory.tensors |= work.remembered(dropped)
-        memory.exact |= {f"{work.exact_place}.{number}": exact for number, exact in work.exact(dropped).items()}
+        memory.tensors |= work.kept.remembered(dropped)
+        memory.exact |= {f"{work.kept.exact_place}.{number}": exact for number, exact in work.kept.exact(dropped).items()}
         memory.steps = layout.past_steps + work.step
     return memory
 
 
-def questions(works: Sequence[Work], dropped: bool) -> dict[int, list[Transfer]]:
+def questions(works: Sequence[BucketWork], dropped: bool) -> dict[int, list[Transfer]]:
     """The transfers that ask the servers for these buckets' residuals, by key."""
-    flags = {work.name: Flag.PREVIOUS_SKIPPED if dropped or work.unapplied else Flag.NONE for work in works}
+    flags = {work.kept.name: Flag.PREVIOUS_SKIPPED if dropped or work.unapplied else Flag.NONE for work in works}
     return {
-        part.key: [Transfer(part.key, first, work.step, flags[work.name]) for first in range(0, part.numel, RESIDUAL_NUMEL)]
+        part.key: [Transfer(part.key, first, work.step, flags[work.kept.name]) for first in range(0, part.numel, RESIDUAL_NUMEL)]
         for work in works
-        for part in work.server_parts()
+        for part in work.kept.server_parts
     }
 
 
-def take_answers(memory: LayoutMemory, works: Iterable[Work], answers: dict[int, list[Transfer]]) -> None:
+def take_answers(memory: LayoutMemory, works: Iterable[BucketWork], answers: dict[int, list[Transfer]]) -> None:
     """Add the servers' residuals of these buckets to the memory. Raises PsgcError for answers that are too short."""
     for work in works:
-        parts = work.server_parts()
+        parts = work.kept.server_parts
         if not parts:
             continue
         values = np.zeros(work.bucket.numel, np.float32)
@@ -58,10 +55,10 @@ def take_answers(memory: LayoutMemory, works: Iterable[Work], answers: dict[int,
             if rescale != 1.0:
                 memory.exact[_server_place(work, part)] = ExactResidual(rescale, residual.view(np.uint8))
             values[part.offset : part.offset + part.numel] = residual * np.float32(rescale)
-        memory.servers |= {name: values[place].copy() for name, place in work.tensor_places()}
+        memory.servers |= {name: values[place].copy() for name, place in work.kept.tensor_places()}
 
 
-def take_up(memory: LayoutMemory, layout: Layout, works: Sequence[Work], size: int) -> list[Transfer]:
+def take_up(memory: LayoutMemory, layout: Layout, works: Sequence[BucketWork], size: int) -> list[Transfer]:
     """Go on from ``memory``, before the layout's first step. Returns the transfers that set the servers' residuals.
 
     A server's saved residual of a tensor goes to the server's residual if this layout has one, else to this rank's own: multiplied by
@@ -72,23 +69,23 @@ def take_up(memory: LayoutMemory, layout: Layout, works: Sequence[Work], size: i
     for work in works:
         if work.step:
             raise UsageError(f"residuals of {layout.name!r} are taken up before its first step, not after step {work.step}")
-        tensors = {name: memory.tensors[name] for name, _ in work.tensor_places() if name in memory.tensors}
-        if work.server_parts():
+        tensors = {name: memory.tensors[name] for name, _ in work.kept.tensor_places() if name in memory.tensors}
+        if work.kept.server_parts:
             restores += _restores(memory, work)
         else:
-            for name, _ in work.tensor_places():
+            for name, _ in work.kept.tensor_places():
                 if name in memory.servers:
                     own, more = tensors.get(name, TensorMemory()), memory.servers[name] * factor
                     tensors[name] = own._replace(residual=more if own.residual is None else own.residual + more)
-        work.remember(tensors)
-        prefix = f"{work.exact_place}."
-        work.set_exact({int(place.removeprefix(prefix)): exact for place, exact in memory.exact.items() if place.startswith(prefix)})
+        work.kept.remember(tensors)
+        prefix = f"{work.kept.exact_place}."
+        work.kept.set_exact({int(place.removeprefix(prefix)): exact for place, exact in memory.exact.items() if place.startswith(prefix)})
     return restores
 
 
-def _restores(memory: LayoutMemory, work: Work) -> Iterator[Transfer]:
-    tensors = [(place, memory.servers[name]) for name, place in work.tensor_places() if name in memory.servers]
-    for part in work.server_parts():
+def _restores(memory: LayoutMemory, work: BucketWork) -> Iterator[Transfer]:
+    tensors = [(place, memory.servers[name]) for name, place in work.kept.tensor_places() if name in memory.servers]
+    for part in work.kept.server_parts:
         exact = memory.exact.get(_server_place(work, part))
         if exact is not None:
             yield from _pieces(part, 0, exact.bytes.view(np.float32), exact.rescale)
@@ -106,5 +103,5 @@ def _pieces(part: Part, first: int, values: F32, rescale: float) -> Iterator[Tra
         yield Transfer(part.key, first + lo, 0, payload=values[lo : lo + RESIDUAL_NUMEL].tobytes(), rescale=rescale)
 
 
-def _server_place(work: Work, part: Part) -> str:
+def _server_place(work: BucketWork, part: Part) -> str:
     return f"server {work.bucket.index}.{(work.bucket.keys or work.bucket.parts).index(part)}"
