@@ -19,7 +19,7 @@ Slot = Place  # where a key's payload is encoded; it stays until the step's resu
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """This rank's contribution to a key's next step; its payload lies in the key's slot, and stays there until the result is taken.
+    """This rank's contribution to a key's next step; its payload lies in the key's slot, or is ``payload``, and stays there until the result is taken.
 
     then: called once, in the network thread, with the result's flags and its payload (None: it has none), which stays as it is until
     ``Servers.taken``. The other fields are as in ``Session.submit``."""
@@ -32,6 +32,7 @@ class Contribution:
     then: Callable[[int, Any], None]
     skip: bool = False
     priority: int | None = None  # from now on, on this rank; None: as before
+    payload: Any = None  # where servers take payloads from where they lie
 
 
 class Servers(Protocol):

@@ -117,6 +117,30 @@ def test_every_dtype_means_broadcasts_and_barriers() -> None:
         both(sessions, exchange)
 
 
+def test_a_tensor_that_is_declared_again_among_others_goes_on_with_the_rounds_of_its_keys() -> None:
+    """As by broadcasts from two roots: steps of the two layouts follow one another in the order of their submission."""
+    with job() as (sessions, _):
+
+        def exchange(session: PsLiteSession) -> None:
+            tensors = [TensorSpec(name, (3000,), "float32") for name in "xyz"]
+            layouts = [
+                session.declare(Declaration(f"broadcast.m{root}", "broadcast", some, "none", False, root))
+                for root, some in enumerate((tuple(tensors[:1]), (tensors[1], tensors[0], tensors[2])))
+            ]
+            arrays = [np.full(3000, 10.0 * step + session.rank, np.float32) for step in range(8)]
+            tickets = []
+            for step in range(4):
+                root = step % 2
+                x = session.submit(layouts[root], root, Buffer(arrays[step]), skip=session.rank != root)
+                others = [session.submit(layouts[1], i, Buffer(arrays[4 + i + step // 2]), skip=session.rank != 1) for i in (0, 2) if root]
+                tickets += [x, *others]
+            session.wait(tickets)
+            for step in range(4):
+                assert (arrays[step] == 10 * step + step % 2).all()
+
+        both(sessions, exchange)
+
+
 def test_gradients_are_numbered_as_byteps_numbers_them_and_compressed_by_its_compressors() -> None:
     with job() as (sessions, _):
         names = ("w", "a", "m")

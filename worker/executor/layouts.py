@@ -27,7 +27,7 @@ from psgc.worker.submission import Submission
 class Host:
     """What a session gives its executor. groups_of: makes the groups of a lane, by a name that is unique among the groups of the job; fail: ends the job with a
     line; failed: whether it has ended; ask: asks for the turn of a named step; servers: reaches them, where layouts have such options; raises: whether a
-    NaN or infinity ends the job; collectives: PSGC_COLLECTIVES."""
+    NaN or infinity ends the job; collectives: PSGC_COLLECTIVES; served: makes a bucket that every rank pushes, where that is not psgc's own."""
 
     rank: int
     ranks: Ranks
@@ -39,6 +39,7 @@ class Host:
     raises: bool = False
     trace: WorkerTrace | None = None
     collectives: str = "host"
+    served: Callable[[Layout, Bucket], BucketWork] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -70,11 +71,10 @@ class LayoutRun:
         buckets = sorted(layout.buckets, key=lambda bucket: not bucket.over_groups)
         works = [self._work(bucket) for bucket in buckets]
         runner = Runner([part.program for work in works for part in work.parts], () if self.named else layout.order)
-        for work in works:
+        for bucket, work in zip(buckets, works, strict=True):
             first = len(self.owner)
             own = InTurn([part.program for part in work.parts], first) if self.named else runner
-            one = BucketRun(work, range(first, first + len(work.parts)), own, work.bucket.priority)
-            self.buckets[work.bucket.index] = one
+            one = self.buckets[bucket.index] = BucketRun(work, range(first, first + len(work.parts)), own, bucket.priority)
             self.owner += [(one, number) for number in range(len(work.parts))]
         self.runner_lanes = LANES if self.named else runner.lanes
         self.unanswered = [0] * len(self.owner)  # pieces of the chain's contribution to servers that have no result yet
@@ -83,6 +83,8 @@ class LayoutRun:
         host = self._host
         if bucket.over_groups:
             return over_groups(self.layout, bucket, host.ranks, host.rank, host.servers, host.collectives)
+        if host.served is not None:
+            return host.served(self.layout, bucket)
         assert host.servers is not None
         return over_servers(self.layout, bucket, host.servers, host.rank)
 

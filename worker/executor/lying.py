@@ -31,6 +31,13 @@ class Whereabouts(Protocol):
         """on_gpus: every rank's gradient lay on a GPU in the last step. Raises ConfigError or UsageError where it must lie on a GPU, and does not."""
 
 
+class OnHost:
+    """Of a bucket that only the host works on."""
+
+    def find(self, buffer: BucketBuffer, on_gpus: bool) -> Lying:
+        return Lying(None, np.float32, None)
+
+
 class OverServers:
     """Of a bucket that every rank pushes: on the device that has kernels for its scheme. slices: the bucket's, as of ``DeviceBuffer.on_device``; name: of the
     bucket's first tensor, where it is of a model's gradients, else ""."""

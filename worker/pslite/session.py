@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, Final, NoReturn, cast
 
+import numpy as np
 from numpy.typing import NDArray
 
 from psgc.config import Config
@@ -22,19 +23,26 @@ from psgc.layout.machines import Machines
 from psgc.observe.figures import Figures
 from psgc.processes.checkpoints import SAVES
 from psgc.processes.descriptors import raise_limit
-from psgc.processes.pool import Pool, threads_of
+from psgc.processes.pool import threads_of
 from psgc.processes.reminder import Reminder
-from psgc.pslite.byteps.commands import PART_BYTES, PartPlace, part_bound
+from psgc.pslite.byteps.commands import PART_BYTES, part_bound
 from psgc.pslite.byteps.turns import ENDPOINT_NAME, keys_of, refuse_races, two_key_servers
 from psgc.pslite.kv import KVWorker
 from psgc.pslite.nodes import WORKER_GROUP
 from psgc.pslite.postoffice import Postoffice
 from psgc.pslite.settings import Settings
-from psgc.worker.pslite.bucket import PsLiteBucket
+from psgc.worker.executor.bucket import BucketWork
+from psgc.worker.executor.executor import Executor
+from psgc.worker.executor.layouts import Host
+from psgc.worker.executor.lying import OnHost
 from psgc.worker.pslite.compression import Compression
-from psgc.worker.pslite.numbering import Numbering
+from psgc.worker.pslite.numbering import CARRIED_AS, Numbering
+from psgc.worker.pslite.part import PsLitePart
+from psgc.worker.pslite.servers import PsLiteServers, WireKey
+from psgc.worker.residuals.kept import Kept
 from psgc.worker.residuals.residual import LayoutMemory
 from psgc.worker.session import BucketBuffer, Session, Ticket
+from psgc.worker.submission import Submission
 from psgc.worker.tickets import StepTicket, TicketBoard
 
 logger = logging.getLogger(__name__)
@@ -54,7 +62,12 @@ class PsLiteSession(Session):
         office.endpoint_name = ENDPOINT_NAME
         self._two_key_servers: frozenset[int] = frozenset()  # by rank; known once the job is complete
         self._kv = KVWorker(office)
-        self._pool = Pool("psgc-pslite", config.cpu_threads or threads_of(POOL_CORES), self._broken)
+        self._servers = PsLiteServers(self._kv)
+        host = Host(
+            self.rank, self.ranks, self._has_no_groups, self.fail, lambda: self.failed, lambda key: None, self._servers,
+            served=lambda layout, bucket: self._works[bucket.parts[0].key],
+        )  # fmt: skip
+        self._executor = Executor(host, config.cpu_threads or threads_of(POOL_CORES))
         placement = HashPlacement.parse(config.hashed or "djb2")
         placement.check(config.servers, config.nodes)
         # BytePS's mixed mode has the servers on machines without workers first; ps-lite's scheduler orders them so.
@@ -64,8 +77,7 @@ class PsLiteSession(Session):
         self._board = TicketBoard()
         self._lock = threading.RLock()
         self._declared: dict[str, tuple[Declaration, Layout]] = {}
-        self._buckets: dict[tuple[int, int], PsLiteBucket] = {}  # by layout and index; several may be one
-        self._by_key: dict[int, PsLiteBucket] = {}  # by the first part's key
+        self._works: dict[int, BucketWork] = {}  # by the first part's key: a tensor that is declared again goes on with it
         self._endings: list[Callable[[], None]] = []
         self._error: PsgcError | None = None
         self._closed = False
@@ -100,16 +112,16 @@ class PsLiteSession(Session):
             self._numbering.expect(names)
 
     def declare(self, declaration: Declaration) -> Layout:
-        layout, buckets = self._laid_out(declaration)
-        tickets = [self._board.issue() for _ in buckets]
-        for bucket, ticket in zip(buckets, tickets, strict=True):
-            self._note_wait(ticket, f"the first push of tensor {layout.tensor_at(bucket.bucket, 0)!r} of all workers")
-            bucket.when_ready(ticket.finish)
+        layout, works = self._laid_out(declaration)
+        tickets = [self._board.issue() for _ in works]
+        for work, ticket in zip(works, tickets, strict=True):
+            self._note_wait(ticket, f"the first push of tensor {layout.tensor_at(work.bucket, 0)!r} of all workers")
+            self._servers.when_ready([part.key for part in work.bucket.parts], ticket.finish)
         self.wait(tickets)
         return layout
 
-    def _laid_out(self, declaration: Declaration) -> tuple[Layout, list[PsLiteBucket]]:
-        """The layout, and its buckets; the servers are told of new ones."""
+    def _laid_out(self, declaration: Declaration) -> tuple[Layout, list[BucketWork]]:
+        """The layout, and its buckets, which may be those of another one; the servers are told of new ones."""
         self.check()
         with self._lock:
             known = self._declared.get(declaration.name)
@@ -119,31 +131,42 @@ class PsLiteSession(Session):
                     declaration.tensors, declaration.codec, declaration.mean, declaration.root, declaration.kind,
                 ):  # fmt: skip
                     raise UsageError(f"{declaration.name!r} was declared before with other tensors, codec or root; use another name")
-                return known[1], [self._buckets[known[1].id, bucket.index] for bucket in known[1].buckets]
+                return known[1], [self._works[bucket.parts[0].key] for bucket in known[1].buckets]
             compression = Compression("none" if declaration.kind == "broadcast" else declaration.codec, self.config.seed)
             layout, places = self._numbering.layout(declaration, len(self._declared), self.size)
-            made = [self._bucket(layout, bucket, parts, compression) for bucket, parts in zip(layout.buckets, places, strict=True)]
+            keys = [[keys_of(place, self._two_key_servers) for place in parts] for parts in places]
+            made = [self._bucket(layout, bucket, own, compression) for bucket, own in zip(layout.buckets, keys, strict=True)]
             self._declared[declaration.name] = (declaration, layout)
-            self._buckets |= {(layout.id, bucket.index): each for bucket, each in zip(layout.buckets, made, strict=True)}
-            for each in made:
-                first_key = each.bucket.parts[0].key
-                if first_key not in self._by_key:
-                    self._by_key[first_key] = each
-                    each.begin()
+            fresh = [(bucket, own) for bucket, own, work in zip(layout.buckets, keys, made, strict=True) if work.kept.layout is layout]
+            self._works |= {bucket.parts[0].key: work for bucket, work in zip(layout.buckets, made, strict=True)}
+            if fresh:
+                self._executor.add(layout)
+            for bucket, own in fresh:
+                self._tell(layout, bucket, own, compression if bucket.codec != "none" else None)
         return layout, made
 
-    def _bucket(self, layout: Layout, bucket: Bucket, places: list[PartPlace], compression: Compression) -> PsLiteBucket:
+    def _bucket(self, layout: Layout, bucket: Bucket, keys: list[tuple[int, ...]], compression: Compression) -> BucketWork:
         """A tensor that is declared again, as by broadcasts from two roots, goes on with the rounds of its keys. Raises UsageError, CodecError."""
-        known = self._by_key.get(bucket.parts[0].key)
+        known = self._works.get(bucket.parts[0].key)
         if known is None:
-            keys = [keys_of(place, self._two_key_servers) for place in places]
-            return PsLiteBucket(self._kv, self._pool, layout, bucket, places, keys, compression)
+            own = zip(bucket.parts, keys, strict=True)
+            compressors = [compression.compressor(part.numel, len(each)) if bucket.codec != "none" else None for part, each in own]
+            parts = [PsLitePart(layout, bucket, part, self.rank, c) for part, c in zip(bucket.parts, compressors, strict=True)]
+            kept = Kept(layout, bucket, (), True, (), "", goes_back=False)
+            return BucketWork(parts, [[(part.offset, part.numel)] for part in bucket.parts], kept, OnHost())
         if (known.bucket.dtype, known.bucket.codec, known.layout.mean) != (bucket.dtype, bucket.codec, layout.mean):
             raise UsageError(
                 f"tensor {layout.tensor_at(bucket, 0)!r} was exchanged before with another dtype, codec or average, but BytePS has one key for each name; "
                 f"use another name"
             )
         return known
+
+    def _tell(self, layout: Layout, bucket: Bucket, keys: list[tuple[int, ...]], compression: Compression | None) -> None:
+        """Tell the servers of a bucket's parts. Few tensors are broadcast twice: the second keys of a broadcast's parts wait for that."""
+        for part, own in zip(bucket.parts, keys, strict=True):
+            wire = CARRIED_AS[bucket.dtype]
+            of = [WireKey(key, None if compression is None else compression.registration_of(turn)) for turn, key in enumerate(own)]
+            self._servers.add(part.numel * np.dtype(wire).itemsize, wire, of, 1 if layout.kind == "broadcast" else len(own))
 
     def submit(
         self, layout: Layout, bucket: int, buffer: BucketBuffer, *, skip: bool = False, previous_skipped: int = 0,
@@ -154,7 +177,8 @@ class PsLiteSession(Session):
         if self.figures is not None:
             self.figures.submitted(time.monotonic())
         self._note_wait(ticket, f"the sum of tensor {layout.tensor_at(layout.buckets[bucket], 0)!r}")
-        self._buckets[layout.id, bucket].submit(buffer, ticket, skip)
+        work = self._works[layout.buckets[bucket].parts[0].key]
+        self._executor.submit(work.layout, work.bucket.index, Submission(buffer, ticket, skip))
         return ticket
 
     def submit_named(self, declaration: Declaration, buffer: BucketBuffer, *, skip: bool = False, priority: int | None = None) -> Ticket:
@@ -174,6 +198,9 @@ class PsLiteSession(Session):
 
     def lookup(self, name: str) -> bytes:
         self._lacks("values that ranks publish")
+
+    def _has_no_groups(self, name: str) -> NoReturn:
+        self._lacks("groups of workers")
 
     def _lacks(self, what: str) -> NoReturn:
         raise UsageError(f"ps-lite (PSGC_WIRE=pslite) has no {what}, which this call needs; use psgc's own wire for it")
@@ -232,11 +259,12 @@ class PsLiteSession(Session):
             call()
 
     def statistics(self) -> dict[str, int]:
-        of_steps = [each for each in self._by_key.values() if each.layout.kind == "plan"]
-        plain = sum(2 * each.steps * each.bucket.numel * 4 for each in of_steps)
+        works = list(self._works.values())
+        of_steps = [work for work in works if work.layout.kind == "plan"]
+        moved, of_gradients = (self._servers.moved_bytes(p.key for work in some for p in work.bucket.parts) for some in (works, of_steps))
         return {
-            "wire_bytes": sum(each.moved_bytes for each in self._by_key.values()), "resent": 0,
-            "gradient_bytes": sum(each.moved_bytes for each in of_steps), "uncompressed_bytes": plain,
+            "wire_bytes": moved, "resent": 0, "gradient_bytes": of_gradients,
+            "uncompressed_bytes": sum(2 * work.step * work.bucket.numel * 4 for work in of_steps),
             "slowest_rank": -1, "least_waited_ms": 0, "most_waited_ms": 0,
         }  # fmt: skip
 
@@ -252,7 +280,7 @@ class PsLiteSession(Session):
             logger.warning("%s", error)
         finally:
             self._closed = True
-            self._pool.close()
+            self._executor.close()
 
     def _note_wait(self, ticket: StepTicket, what: str) -> None:
         with self._lock:
