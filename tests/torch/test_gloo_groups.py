@@ -15,7 +15,7 @@ from psgc.config import Config
 from psgc.errors import ConfigError, GroupError, JobFailed, UsageError
 from psgc.program.sums import sum_in_order
 from psgc.torch.collectives import gloo
-from psgc.torch.collectives.gloo import reason
+from psgc.torch.collectives.connecting import reason
 from psgc.torch.collectives.groups import JobGroups, job_groups
 from psgc.worker.solo import SoloSession
 from tests.program.collectives import check_every_method, fractions, uneven

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -9,7 +10,6 @@ from torch import distributed as dist
 from torch._C._distributed_c10d import TCPStore  # which torch.distributed passes on untyped
 
 from psgc.errors import GroupError
-from psgc.torch.collectives.gloo import reason
 from psgc.torch.collectives.store import PublishedStore
 from psgc.transport.host import local_address_for
 from psgc.worker.session import Session
@@ -52,3 +52,9 @@ def _device(address: str) -> Any:
         return gloo.create_device(hostname=address)
     except RuntimeError as error:
         raise GroupError(f"gloo cannot listen at {address} ({reason(error)}); set DMLC_NODE_HOST to an address of this machine") from None
+
+
+def reason(error: BaseException) -> str:
+    """What gloo says, in one line and without the places in its sources."""
+    text = re.sub(r"^\[[^\]]*\.cc:\d+\] ", "", " ".join(str(error).split()))
+    return text.split(" This is typically", 1)[0].rstrip(".")

@@ -8,6 +8,7 @@ whether the job has failed meanwhile, and aborts the library's communicator then
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,18 +21,21 @@ import torch
 
 from psgc.codecs.none import NoneCodec
 from psgc.errors import GroupError, PsgcError, UsageError
+from psgc.program.backends import Facts, backend_of
 from psgc.program.groups import Array
-from psgc.torch.collectives.gloo import reason
+from psgc.torch.collectives.connecting import meeting_store, reason
 from psgc.torch.device.collectives import DeviceCollectives, packed_bytes
 from psgc.torch.device.elements import DeviceElements, HeldPayload
 from psgc.torch.device.engine import Engine
 from psgc.torch.device.launches import aligned
 from psgc.torch.device.runtime import Event
 from psgc.torch.device.sent import STATUS_BYTES, Sent
+from psgc.transport.host import host_id
 from psgc.worker.collectives.breaking import fail
 from psgc.worker.device import bytes_of
 from psgc.worker.session import Session
 
+logger = logging.getLogger(__name__)
 FIRST_SLEEP_S, MOST_SLEEP_S = 20e-6, 1e-3
 CHECK_S: Final = 0.1  # how often a thread that waits looks whether the job has failed
 
@@ -199,3 +203,27 @@ def connected(session: Session, members: tuple[int, ...], engine: Engine, store:
             made.abort()
         raise
     return group
+
+
+def facts_of(session: Session, engine: Engine | None) -> Facts:
+    """What this rank tells the others of where its gradients lie. engine: of their device, None for the CPU."""
+    gpu, nccl = ("", "") if engine is None else (engine.runtime.gpu, engine.runtime.nccl)
+    return Facts(host_id(), gpu, nccl, session.config.collectives)
+
+
+class GpuToGpu:
+    """A ``Carrier``, by NCCL."""
+
+    name, on_gpus = "gpu", True
+
+    def takes(self, session: Session, members: tuple[int, ...], name: str, engine: Engine | None) -> bool:
+        session.publish(f"gpu {name}: {session.rank}", facts_of(session, engine).encode())
+        told = {member: Facts.decode(bytes(session.lookup(f"gpu {name}: {member}"))) for member in members}
+        backend = backend_of(told)
+        where = "from GPU to GPU" if backend.on_device else "through the hosts' memory"
+        logger.info("collectives of ranks %s go %s: %s", ", ".join(map(str, members)), where, backend.reason)
+        return backend.on_device
+
+    def connect(self, session: Session, members: tuple[int, ...], name: str, engine: Engine | None) -> DeviceGroup:
+        assert engine is not None
+        return connected(session, members, engine, meeting_store(session, members, f"store {name}"))

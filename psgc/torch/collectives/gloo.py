@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
@@ -22,6 +21,8 @@ from torch import distributed as dist
 from psgc.errors import UsageError
 from psgc.program.checks import check_array, check_cuts, check_payloads, check_root
 from psgc.program.groups import Bytes
+from psgc.torch.collectives.connecting import process_group, reason
+from psgc.torch.device.engine import Engine
 from psgc.worker.collectives.breaking import fail
 from psgc.worker.collectives.sums import Adder
 from psgc.worker.session import Session
@@ -189,17 +190,23 @@ class GlooGroup:
             fail(self._session, f"{what} in the {self}", reason(failure))
 
 
+class Gloo:
+    """A ``Carrier``, which takes all members: a group of one has no connections."""
+
+    name, on_gpus = "gloo", False
+
+    def takes(self, session: Session, members: tuple[int, ...], name: str, engine: Engine | None) -> bool:
+        return True
+
+    def connect(self, session: Session, members: tuple[int, ...], name: str, engine: Engine | None) -> GlooGroup:
+        return GlooGroup(session, members, process_group(session, members, f"group {name}/") if len(members) > 1 else None)
+
+
 def tensor_of(array: Array, dtype: str) -> torch.Tensor:
     """A tensor over the array's memory."""
     if dtype == "bfloat16":
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array.view(np.uint8) if dtype == "bool" else array)
-
-
-def reason(error: BaseException) -> str:
-    """What gloo says, in one line and without the places in its sources."""
-    text = re.sub(r"^\[[^\]]*\.cc:\d+\] ", "", " ".join(str(error).split()))
-    return text.split(" This is typically", 1)[0].rstrip(".")
 
 
 def _bytes(payload: Bytes) -> torch.Tensor:

@@ -38,7 +38,7 @@ from psgc.plan.model.plan import UNCOMPRESSED, Plan, PlannedBucket
 from psgc.plan.model.quality import RELAY, allowed, encodings
 from psgc.plan.planfile.runtime import plan_of
 from psgc.program.backends import Backend, Facts, backend_of
-from psgc.torch.collectives.groups import facts_of
+from psgc.torch.collectives.device_group import facts_of
 from psgc.torch.device.engines import engine_of
 from psgc.torch.gradients import measuring
 from psgc.torch.gradients.exchange import GradientExchange
