@@ -230,7 +230,9 @@ def main() -> None:
         metavar="JOBS",
         help="attack our plans of so many random jobs (planning_adversary.py), each for --attack seconds",
     )
-    parser.add_argument("--attack", type=float, default=40.0, metavar="S", help="how long the adversary has for each job")
+    parser.add_argument(
+        "--attack", type=float, default=40.0, metavar="S", help="how long the adversary has for each job, in processor time"
+    )
     parser.add_argument(
         "--orders", type=int, metavar="JOBS", help="what another order of tasks gains on so many random jobs (planning_order.py)"
     )

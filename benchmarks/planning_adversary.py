@@ -72,9 +72,9 @@ class Adversary:
         self.simulated = 0
 
     def run(self, seconds: float) -> float:
-        """Search for so long. Returns the shortest step found, which ``simulate`` confirms."""
-        until, rounds = time.perf_counter() + seconds, 0
-        while time.perf_counter() < until:
+        """Search for so many seconds of processor time. Returns the shortest step found, which ``simulate`` confirms."""
+        until, rounds = time.process_time() + seconds, 0
+        while time.process_time() < until:
             state = (self.start, self.best, self._random())[rounds % 3 if rounds else 0]
             self._anneal([bucket.copy() for bucket in state], until)
             rounds += 1
@@ -112,7 +112,7 @@ class Adversary:
     def _anneal(self, state: list[Bucket], until: float) -> None:
         step = self._step(state)
         for number in range(STEPS):
-            if time.perf_counter() > until:
+            if time.process_time() > until:
                 return
             temperature = step * HOT * (COLD / HOT) ** (number / STEPS)
             if self.rng.random() < DESCENT:
@@ -218,7 +218,7 @@ class Adversary:
 
 
 def attacked(seed: int, fewest: int, most: int, attack_s: float, seconds: float | None) -> dict[str, Any]:
-    """One job: our step, what the search took, and the adversary's step after ``attack_s`` seconds. seconds: of the search, in place of the
+    """One job: our step, what the search took, and the adversary's step after ``attack_s`` seconds of processor time. seconds: of the search, in place of the
     default."""
     problem = random_job(seed, fewest, most, NODES)
     ours = search(problem) if seconds is None else search_for(problem, seconds)

@@ -11,16 +11,19 @@ import pytest
 
 from psgc.plan.local_search.choosing import Chosen, Search
 from psgc.plan.local_search.moving import palette
+from psgc.plan.local_search.rerun import MOST_PARTS, MOST_TASKS
 from psgc.plan.local_search.space import Space
 from psgc.plan.methods import anytime
 from psgc.plan.methods.anytime import Anytime
 from psgc.plan.methods.search import planned, search, searched
+from psgc.plan.model.bucketing import MAX_PARTS, bucketing, each_alone
 from psgc.plan.model.options import OVER_SERVERS, Constraints
 from psgc.plan.model.problem import Problem, simulate
 from tests import benchmark_scripts
+from tests.plan.jobs import CURVE, SLOW
 from tests.plan.test_search import of_several_codecs, random_job
 
-WORK = 20_000
+WORK = 140_000
 
 
 class Rounds(Anytime):
@@ -36,7 +39,7 @@ class Rounds(Anytime):
 
 def after_rounds(problem: Problem, count: int) -> Search:
     """The finished search that has looked at the clock so often; its rounds of annealing are short."""
-    with patch.object(anytime, "ROUND", (10.0, 14.0)):
+    with patch.object(anytime, "ROUND", (13.0, 17.0)):
         made = Rounds(problem, float("inf"))
         made.left = count
         return made.run()
@@ -61,6 +64,47 @@ def test_its_plan_takes_the_step_that_the_simulation_gives_and_none_longer_than_
     assert sorted(name for bucket in plan for name in bucket.tensors) == sorted(problem.numel)
 
 
+def at_once(problem: Problem, groups: int) -> Problem:
+    """The problem with tensors that are ready in so many groups."""
+    tensors = problem.profile.tensors
+    size = -(-len(tensors) // groups)
+    ready = [tensors[min(len(tensors) - 1, place // size * size + size - 1)].ready_us for place in range(len(tensors))]
+    made = tuple(replace(tensor, ready_us=us - ready[0]) for tensor, us in zip(tensors, ready, strict=True))
+    return replace(problem, profile=replace(problem.profile, tensors=made))
+
+
+@pytest.mark.parametrize("hot", [1e-4, 1.0])
+@pytest.mark.parametrize("kind", ["many buckets", "together", "threads", "servers", "one bucket"])
+def test_a_changed_plan_takes_the_step_that_a_whole_simulation_gives(kind: str, hot: float) -> None:
+    """Although only what follows the first changed bucket is simulated again: with more buckets than saves, with tensors that are ready together, with
+    processors that do several tasks at once, with tasks that hold no resource."""
+    problem = random_job(5 if kind == "many buckets" else 17, 300 if kind == "many buckets" else 20, Constraints(servers=kind == "servers"))
+    if kind == "together":
+        problem = at_once(problem, 3)
+    if kind == "servers":
+        problem = replace(problem, cluster=replace(problem.cluster, servers=2))
+    if kind == "threads":
+        codec = replace(problem.codec, curves={"gpu": CURVE, "cpu": SLOW})
+        problem = replace(problem, codec=codec, cluster=replace(problem.cluster, cores=9))
+    made = Search(problem, Space(problem))
+    buckets = (
+        bucketing(problem.tensors, np.zeros(len(problem.tensors.numel), np.int64), [3])
+        if kind == "one bucket"
+        else each_alone(problem.tensors)
+    )
+    start = made.choose(buckets)
+    for seed in (1, 2, 3):
+        found, _ = made.anneal(start, palette(made, [start]), seed, WORK, hot)
+        assert simulate(problem, planned(problem, made.space, found)).step_us == pytest.approx(found.step_us, rel=1e-12)
+        assert found.step_us <= start.step_us * (1 + 1e-12)
+
+
+def test_a_plan_may_have_as_many_parts_and_tasks_as_a_waiting_tasks_code_holds() -> None:
+    problem = random_job(5, 12)
+    assert MAX_PARTS < MOST_PARTS
+    assert Space(problem).tasks(np.arange(len(problem.options))).shape[1] < MOST_TASKS
+
+
 def test_the_same_seed_gives_the_same_plan_and_another_one_another() -> None:
     problem = random_job(31, 30, Constraints())
     plans = [annealed(problem, seed)[2] for seed in (1, 1, 2)]
@@ -72,7 +116,7 @@ def test_it_fuses_tensors_that_are_no_neighbours() -> None:
     """Where that helps: over some jobs it does."""
     apart = 0
     for seed in range(4):
-        found = annealed(random_job(seed, 30, Constraints()), 1, 100_000)[2]
+        found = annealed(random_job(seed, 30, Constraints()), 1, 700_000)[2]
         for bucket in range(len(found.options)):
             members = np.flatnonzero(found.bucketing.of == bucket)
             apart += bool(members[-1] - members[0] >= len(members))

@@ -60,6 +60,14 @@ def helper(function: Function) -> Function:
     return cast("Function", dispatcher)
 
 
+def inlined(function: Function) -> Function:
+    """A helper that allocates nothing, compiled into the place of each call, and without counts of references. In other helpers each use of an array in
+    a tuple counts, and each call passes the arrays one by one: too slow for what is called millions of times with many arrays."""
+    dispatcher = _numba.njit(**_OF_HELPERS, forceinline=True, _nrt=False)(_named_by_closure(function))
+    dispatcher.__class__ = _Helper
+    return cast("Function", dispatcher)
+
+
 def _named_by_closure(function: Function) -> Function:
     """Add a digest of a closure's variables to its name, so that different functions have different names.
 

@@ -141,7 +141,7 @@ class Search:
         return self.keep(Chosen(step, objective, buckets, choice if among is None else among[choice], start.turn)), spent
 
     def anneal(self, start: Chosen, among: Ints, seed: int, budget: float, hot: float) -> tuple[Chosen, float]:
-        """The best plan that one round of annealing from ``start`` finds, and the work done, in simulated chains. It is not noted as a plan seen.
+        """The best plan that one round of annealing from ``start`` finds, and the work done, in simulated tasks. It is not noted as a plan seen.
 
         among:  the options to choose from, beside ``start``'s.
         seed:   of random numbers, above 0.
@@ -149,10 +149,9 @@ class Search:
         tensors, space = self.problem.tensors, self.space
         options = space.unique(np.concatenate([among, start.options]))
         count, buckets = len(tensors.numel), len(start.options)
-        plan = np.zeros((3, count), np.int64)
-        plan[0, :buckets], plan[1, :buckets] = start.bucketing.parts, space.positions(options, start.options)
-        plan[2, :buckets] = np.arange(buckets) if start.turn is None else start.turn
-        of, (parts, option, turn) = start.bucketing.of.astype(np.int64), plan
+        of, (parts, option), turn = start.bucketing.of.astype(np.int64), np.zeros((2, count), np.int64), np.zeros(count)
+        parts[:buckets], option[:buckets] = start.bucketing.parts, space.positions(options, start.options)
+        turn[:buckets] = np.arange(buckets) if start.turn is None else start.turn
         least, most = (float(BLOCK), float(MAX_PART)) if self.problem.cuts_as_jobs else (1.0, np.inf)
         step, buckets, work = anneal(
             tensors.numel, tensors.ready_us, tensors.codec, np.searchsorted(tensors.ready_us, tensors.ready_us), least, most, MAX_PARTS,

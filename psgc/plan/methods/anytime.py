@@ -37,10 +37,10 @@ FULL_BUDGET: Final = 200_000  # simulated chains of one descent over all options
 MOVES_BUDGET: Final = 60_000  # simulated chains of moves between two looks at the clock
 SIMULATIONS: Final = 40_000  # simulations times their chains, of one descent
 ORDER_BUDGET: Final = 20_000  # simulated chains to find a better order, and to choose options for it (``reorder``)
-HOT: Final = (-4.5, -2.0)  # log10 of a round's first temperature, as a share of the step
-ROUND: Final = (16.0, 22.0)  # log2 of a round's work, in simulated chains
+HOT: Final = (-4.0, -1.5)  # log10 of a round's first temperature, as a share of the step
+ROUND: Final = (19.0, 25.0)  # log2 of a round's work, in simulated tasks
 RESTARTS: Final = 0.15  # share of the rounds that begin with another fusion
-GUESS: Final = 0.4  # microseconds of a simulated chain, until a round was timed
+GUESS: Final = 0.06  # microseconds of a simulated task, until a round was timed
 GAP: Final = 1e-3  # the search ends when the step is within this share of the lower bound
 
 
@@ -64,7 +64,7 @@ class Anytime:
         self.rng = np.random.default_rng(0)
         self.default = self.best
         self.palette = palette(self.made, [self.best])
-        self.us_of_work = GUESS  # microseconds of a simulated chain in the last round
+        self.us_of_work = GUESS  # microseconds of a simulated task in the last round
 
     @property
     def best(self) -> Chosen:

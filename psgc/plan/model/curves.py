@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numba import types
 
-from psgc.codecs.jit.kernel import helper, kernel
+from psgc.codecs.jit.kernel import inlined, kernel
 from psgc.plan.inputs.profile import F64
 from psgc.plan.model.timeline import Ints
 
@@ -38,7 +38,7 @@ def curves_of(points: Iterable[Points]) -> Curves:
     return Curves(first, numel, us)
 
 
-@helper
+@inlined
 def _at(first: Any, last: Any, numel: Any, us: Any, elements: Any) -> Any:
     """The value of one curve: linear between points, constant before the first, and beyond the last with the slope of the last two."""
     if last - first == 1:
@@ -54,7 +54,7 @@ def _at(first: Any, last: Any, numel: Any, us: Any, elements: Any) -> Any:
     return us[point] + max(slope, 0.0) * (elements - numel[point])
 
 
-@helper
+@inlined
 def task_us(
     fixed: Any, slope: Any, curve: Any, share: Any, first: Any, numel: Any, us: Any, task: Any, elements: Any, codec: Any
 ) -> Any:  # fmt: skip

@@ -19,7 +19,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from psgc.codecs.jit.kernel import helper, kernel
+from psgc.codecs.jit.kernel import helper, inlined, kernel
 from psgc.plan.model.costs import ALL_LINKS, ALWAYS, GPU, IN_FLIGHT, INTRA, RECEIVE, RESOURCES, SEND, resources_of
 
 F64 = NDArray[np.float64]
@@ -257,8 +257,8 @@ def _hold(run: Any, resource: Any, until: Any) -> None:
             state[INTRA] = until
 
 
-@helper
-def _when_on_gpu(moments: Any, place: Any, delay: Any, when: Any) -> Any:
+@inlined
+def when_on_gpu(moments: Any, place: Any, delay: Any, when: Any) -> Any:
     """The first moment from ``when`` on at which backward is between two tensors, or done; searched from moment ``place`` on."""
     at = when - delay - TOLERANCE * moments[-1]
     if moments[-1] < at:
@@ -323,7 +323,7 @@ def resume(run: Any, until: Any, limit: Any) -> Any:
             if task < run.ends[chain]:
                 possible = max(available[chain], _free_at(state, resource[task]))
                 if resource[task] == GPU and possible <= when:
-                    possible = _when_on_gpu(run.moments_us, run.moment[computed - 1], state[DELAY], possible)
+                    possible = when_on_gpu(run.moments_us, run.moment[computed - 1], state[DELAY], possible)
                 if possible < when or (possible == when and run.rank[chain] < run.rank[chosen]):
                     when, chosen = possible, chain
             elif chain == low:
