@@ -230,7 +230,7 @@ class ClusterSession(Session):
             self.wait([ticket])
 
     def at_end(self, call: Callable[[], None]) -> None:
-        self._network.at_end(call)
+        self._network.endings.add(call)
 
     def statistics(self) -> dict[str, int]:
         client, waiting = self._network.client, self._network.waiting
@@ -263,7 +263,7 @@ class ClusterSession(Session):
                 self._board.wait(self._board.outstanding())
             except JobFailed:
                 logger.debug("closing a failed job")
-        self._network.run_endings()
+        self._network.endings.run()
         self._closed = True
         self._executor.close()
         self._network.close()

@@ -35,6 +35,7 @@ from psgc.worker.client import Action, Client, Failed, Greet, Measured, Result, 
 from psgc.worker.connections.servers import ServerConnections
 from psgc.worker.contributions import Contribution, Contributions, Slot
 from psgc.worker.coordinator import TICK_S, Coordinator, Waiting
+from psgc.worker.endings import Endings
 from psgc.worker.residuals.transfers import Transfer
 from psgc.worker.tickets import StepTicket, TicketBoard
 
@@ -79,8 +80,7 @@ class Network(threading.Thread):
         self._undeclared: list[tuple[Declaration, Callable[[Layout], None]]] = []  # they wait until the connections have been measured
         self._closing_since: float | None = None
         self._end = False
-        self._endings: list[Callable[[], None]] = []
-        self._ending = threading.Lock()
+        self.endings = Endings(lambda: self.error is not None)
 
     # called by other threads
 
@@ -139,20 +139,6 @@ class Network(threading.Thread):
         """Call ``then`` in the network thread with a published value once it is there; never if the job fails before."""
         self.mailbox.put(self._look_up, name, then)
 
-    def at_end(self, call: Callable[[], None]) -> None:
-        """Have ``call`` called by the next ``run_endings``; at once if the job has failed."""
-        with self._ending:
-            self._endings.append(call)
-        if self.error is not None:
-            self.run_endings()
-
-    def run_endings(self) -> None:
-        """Call what ``at_end`` was given, each once: when the job has failed, or before this process leaves it."""
-        with self._ending:
-            calls, self._endings = self._endings, []
-        for call in calls:
-            call()
-
     def close(self) -> None:
         self.mailbox.put(self._close)
 
@@ -201,7 +187,7 @@ class Network(threading.Thread):
             Watchdog(
                 SAVES, self.stopped, self.config.abort_grace_s, self.config.save_timeout_s, last_words, self._tell_where_it_hung
             ).start()
-        self.run_endings()
+        self.endings.run()
 
     def _tell_where_it_hung(self) -> None:
         """For a script that Ctrl-C did not interrupt: it is in a call that does not return to Python, or its signal came just before it fell asleep."""

@@ -18,6 +18,7 @@ from psgc.diagnostics.report import Launcher
 from psgc.errors import JobFailed, NonFiniteError, UsageError
 from psgc.layout import Declaration, Layout, build_layout
 from psgc.processes.checkpoints import SAVES
+from psgc.worker.endings import Endings
 from psgc.worker.nonfinite import first_nonfinite
 from psgc.worker.published import check_value
 from psgc.worker.residuals.owed import Owed
@@ -49,7 +50,7 @@ class SoloSession(Session):
         self._error: JobFailed | None = None
         self._closed = False
         self._published: dict[str, bytes] = {}
-        self._endings: list[Callable[[], None]] = []
+        self._endings = Endings(lambda: self.failed)
         self._taken: dict[tuple[str, int], int] = {}  # steps of each layout's buckets
         self._owed: dict[tuple[str, int], Owed] = {}  # residuals of a larger job, which go with the first gradient
 
@@ -147,7 +148,7 @@ class SoloSession(Session):
                 self._owed[layout.name, bucket.index] = Owed(values)
 
     def at_end(self, call: Callable[[], None]) -> None:
-        self._endings.append(call)
+        self._endings.add(call)
 
     def statistics(self) -> dict[str, int]:
         return {
@@ -156,9 +157,7 @@ class SoloSession(Session):
         }  # fmt: skip
 
     def close(self) -> None:
-        endings, self._endings = self._endings, []
-        for call in endings:
-            call()
+        self._endings.run()
         self._closed = True
 
     def _refuse_nonfinite(self, layout: Layout, bucket: int, array: NDArray[Any]) -> None:

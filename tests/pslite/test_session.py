@@ -155,7 +155,7 @@ def test_gradients_are_numbered_as_byteps_numbers_them_and_compressed_by_its_com
             layout = session.declare(declaration)
             buffers = [Buffer(got[session.rank, i]) for i in range(3)]
             session.wait([session.submit(layout, i, buffer) for i, buffer in enumerate(buffers)])
-            return [session._numbering.number(f"Gradient.{name}", 4000) for name in names]
+            return [session._declared.numbering.number(f"Gradient.{name}", 4000) for name in names]
 
         assert both(sessions, step) == [[2, 0, 1]] * 2
         registration = Registration.of({"compressor_type": "topk", "compressor_k": "0.1"})

@@ -62,7 +62,7 @@ def test_a_server_that_overwrites_sums_gives_wrong_ones_to_workers_that_use_one_
 def test_three_hundred_rounds_of_three_workers_are_right_in_every_element(servers: list[Callable[[Postoffice], Any]]) -> None:
     with job(3, servers) as (sessions, _):
         assert wrong_sums(sessions) == 0
-        assert len(sessions[0]._two_key_servers) == servers.count(adversary)
+        assert len(sessions[0]._declared.two_key_servers) == servers.count(adversary)
 
 
 def test_ranks_may_submit_tensors_in_any_order_and_wait_for_them_later() -> None:
