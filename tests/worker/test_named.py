@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from psgc.config import Config
 from psgc.layout import Declaration, Layout, TensorSpec, build_layout
 from psgc.layout.records import LayoutKind
+from psgc.observe.lanes import Line
+from psgc.observe.worker_trace import WorkerTrace
 from psgc.program.agenda import Agenda, Turns
 from psgc.program.checks import DTYPES
 from psgc.program.memory_groups import MemoryGroup, MemoryGroups, MemoryWorld
@@ -25,7 +29,7 @@ from tests.worker.over_groups import Buffer
 class Job:
     """An executor for each rank, and a scheduler that gives turns at once."""
 
-    def __init__(self, node_sizes: tuple[int, ...], raises: bool = False) -> None:
+    def __init__(self, node_sizes: tuple[int, ...], raises: bool = False, traces: Sequence[WorkerTrace] | None = None) -> None:
         self.ranks, self.errors = Ranks(node_sizes), list[str]()
         self.world = MemoryWorld(self.ranks.size, timeout_s=20.0)
         self.asked: list[str] = []  # names of sets of groups
@@ -36,7 +40,7 @@ class Job:
             Executor(
                 Host(
                     rank, self.ranks, lambda name, rank=rank: self._groups(name, rank), self._fail, lambda: bool(self.errors),
-                    lambda key, rank=rank: self._ask(rank, key), raises=raises,
+                    lambda key, rank=rank: self._ask(rank, key), raises=raises, trace=None if traces is None else traces[rank],
                 ),
                 1,
             )
@@ -181,3 +185,20 @@ def test_a_nan_ends_the_job_where_that_is_asked_for_and_the_name_is_told() -> No
         board.wait([ticket])
     assert job.errors[0] == "rank 1: gradient of 't0' holds NaN or infinity in its step 1, and PSGC_NONFINITE=raise"
     job.close()
+
+
+def test_a_timeline_has_the_transfers_of_named_tensors(tmp_path: Path) -> None:
+    traces = [WorkerTrace(Config(trace=str(tmp_path), trace_first=1, trace_last=2)) for _ in range(2)]
+    job = Job((2,), traces=traces)
+    layout = job.layout(0, [10], "none", "float32", False)
+    for rank, trace in enumerate(traces):
+        trace.joined(rank, (2,))
+        trace.laid_out(layout)
+    for _ in range(2):
+        tickets = [job.submit(rank, layout, 0, Buffer(np.ones(10, np.float32))) for rank in range(2)]
+        for board, ticket in zip(job.boards, tickets, strict=True):
+            board.wait([ticket])
+    job.close()
+    for trace in traces:
+        spans = [(span.step, span.action) for span in trace.recorder.spans() if span.line == Line.FLAT]
+        assert sorted(spans) == [(1, 0), (1, 1), (2, 0), (2, 1)]
