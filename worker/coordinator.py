@@ -31,7 +31,19 @@ from psgc.transport.host import host_id, member_alive, pid_started, session_numb
 from psgc.transport.security.curve import control_keys
 from psgc.transport.watch import Pollable
 from psgc.wire.frames import UNASSIGNED_SENDER, Header, Kind
-from psgc.wire.messages import Declare, Lookup, Notice, Published, Register, Topology, decode_body, decode_json, encode_body, pack
+from psgc.wire.messages import (
+    Declare,
+    ErrorCode,
+    Lookup,
+    Notice,
+    Published,
+    Register,
+    Topology,
+    decode_body,
+    decode_json,
+    encode_body,
+    pack,
+)
 from psgc.wire.reports import Report
 
 logger = logging.getLogger(__name__)
@@ -290,7 +302,11 @@ class Coordinator:
         elif header.kind == Kind.LOOKUP:
             self._looked_up(decode_body(Published, body))
         elif header.kind in (Kind.ABORT, Kind.ERROR):
-            self._owner.failed(decode_body(Notice, body).text)
+            notice = decode_body(Notice, body)
+            if self._leaving and notice.code == ErrorCode.NOT_ADMITTED:
+                self.left = True  # this scheduler is the next job's: the one of this job has ended, and its answer to BYE was lost
+            else:
+                self._owner.failed(notice.text)
         elif header.kind == Kind.BYE:
             self.left = True
         elif header.kind == Kind.HEARTBEAT and body:

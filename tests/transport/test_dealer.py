@@ -88,6 +88,7 @@ def test_a_member_is_heard_once_the_scheduler_is_there_however_often_it_was_refu
             proxy.accept()[0].close()
             list(dealer.events())
             dealer.tick(time.monotonic() + module.LONGEST_PAUSE_S)
+        dealer.refused = module.CERTAIN  # however many of these failures have been heard of
     router = Router(context, f"tcp://127.0.0.1:{port}", 15.0, keys=KEYS)
     until, up = time.monotonic() + PATIENCE_S, False
     while not up and time.monotonic() < until:

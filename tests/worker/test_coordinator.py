@@ -6,12 +6,14 @@ import itertools
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from psgc.config import Config
 from psgc.errors import JobFailed
 from psgc.layout import Layout
 from psgc.wire.frames import SCHEDULER_SENDER, Header, Kind
+from psgc.wire.messages import ErrorCode, Notice, encode_body
 from psgc.worker import coordinator as module
 from psgc.worker.coordinator import Coordinator, Waiting
 
@@ -128,3 +130,21 @@ def test_a_scheduler_that_is_silent_is_named_unless_the_job_has_failed(
         coordinator.tick(coordinator.began + tick * module.TICK_S)
     assert ["has said nothing for" in record.getMessage() for record in caplog.records] == [True] * (not failed)
     coordinator.close()
+
+
+def test_a_worker_that_leaves_and_meets_the_next_jobs_scheduler_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer to its BYE was lost with the scheduler of its own job, which has ended; to any other worker a scheduler that does not know it is a fault."""
+    refusal = np.frombuffer(encode_body(Notice(ErrorCode.NOT_ADMITTED, "scheduler: register first")), np.uint8)
+    for leaves in (True, False):
+        connection = Connection(0)
+        monkeypatch.setattr(connection, "receive", lambda: iter([(Header(Kind.ERROR, job=1, sender=SCHEDULER_SENDER), refusal)]))
+        monkeypatch.setattr(module, "Dealer", lambda *_, connection=connection: connection)
+        coordinator = Coordinator(None, Config(root_host="127.0.0.1", root_port=9, job=1), Owner())  # type: ignore[arg-type]
+        coordinator._rank = 0
+        if leaves:
+            coordinator.leave()
+            coordinator.receive({connection.socket})
+            assert coordinator.left
+        else:
+            with pytest.raises(JobFailed, match="register first"):
+                coordinator.receive({connection.socket})

@@ -28,6 +28,7 @@ from psgc.wire.messages import ErrorCode
 # Below this size, ZeroMQ's own copy is faster than its zero-copy bookkeeping.
 COPY_BELOW_BYTES: Final = 64 << 10
 CERTAIN: Final = 5  # failed handshakes in a row: a single one may fail because the peer has just ended
+AGAIN: Final = 2  # more of them behind a first look at who listens: those before may have failed before it came
 PAUSE_S: Final = 0.1  # before a new socket replaces one that ZeroMQ has given up; doubled each time
 LONGEST_PAUSE_S: Final = 1.0
 SILENT_S: Final = 5.0  # limit on a connection's handshake, which takes a few round trips
@@ -71,6 +72,7 @@ class Dealer:
     def __init__(self, context: zmq.Context[Any], endpoint: str, identity: bytes, dead_s: float, keys: ControlKeys | None = None) -> None:
         self._context, self._endpoint, self._identity, self._dead_s, self._keys = context, endpoint, identity, dead_s, keys
         self.refused = 0
+        self._suspected = ""  # what ``turned_away`` has found, and is to find again
         self._up = self._failed = self._silent = False  # this socket's handshake: done; failed; not answered for SILENT_S
         self._accepted = float("inf")  # when the peer's machine accepted the connection whose handshake is under way
         self._pauses, self._retry_at = 0, float("-inf")
@@ -155,6 +157,7 @@ class Dealer:
             self._accepted = float("inf")
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._up, self._failed, self._silent, self.refused, self._pauses = True, False, False, 0, 0
+                self._suspected = ""
                 yield "up"
                 continue
             if not self._up:
@@ -168,8 +171,10 @@ class Dealer:
         hung_up, silent = self.refused >= CERTAIN, self._silent
         if not hung_up and not silent:
             return ""
-        self.refused, self._silent = 0, False
-        return why_refused(self._endpoint, self._keys is not None, hung_up)
+        why, certain = why_refused(self._endpoint, self._keys is not None, hung_up)
+        before, self._suspected = self._suspected, "" if certain else why
+        self.refused, self._silent = CERTAIN - AGAIN if self._suspected else 0, False
+        return why if certain or why == before else ""
 
     def close(self, linger_ms: int = 0) -> None:
         self._knock.close()

@@ -37,26 +37,27 @@ def greeting(host: str, port: int, patience_s: float = ASKED_S) -> bytes:
     return said
 
 
-def why_refused(address: str, has_token: bool, hung_up: bool) -> str:
-    """Why the peer at ``address`` (tcp://host:port) refuses this member, in a sentence that says how to mend it; empty if that is not certain.
-    hung_up: it has ended handshakes, not just left them unanswered. Takes up to a second."""
+def why_refused(address: str, has_token: bool, hung_up: bool) -> tuple[str, bool]:
+    """Why the peer at ``address`` (tcp://host:port) refuses this member, in a sentence that says how to mend it, empty if it does not tell; and whether that
+    holds for itself. If not, handshakes must fail again and the answer be the same: whoever ended those before may not have been this peer.
+    hung_up: they were ended, not just left unanswered. Takes up to a second."""
     host, port = split(address)
     said = greeting(host, port)
     if said.startswith(OPENING[:1]) and len(said) == GREETING_BYTES:
         guarded = said[MECHANISM].rstrip(b"\0") == b"CURVE"
         if guarded and has_token:  # or it has no time
-            return f"the scheduler at {address} does not take this member's token: {SAME}" if hung_up else ""
+            return (f"the scheduler at {address} does not take this member's token: {SAME}" if hung_up else ""), False
         if guarded:
-            return f"the scheduler at {address} asks for a token, and this member has none: {SAME}"
+            return f"the scheduler at {address} asks for a token, and this member has none: {SAME}", True
         if has_token:
-            return f"the scheduler at {address} has no token, and this member has one: {SAME}"
-        return ""
+            return f"the scheduler at {address} has no token, and this member has one: {SAME}", True
+        return "", True
     if not said:
-        return ""  # a proxy whose scheduler is not up yet does so, too
+        return "", True  # a proxy whose scheduler is not up yet does so, too
     where = endpoint(host, port)
     if said.startswith(OF_SERVER):
-        return f"what listens at {where} is a server of a job and not its scheduler: {OTHER_PORT}"
-    return f"what listens at {where} is no scheduler of psgc ({_in_words(said)}): {OTHER_PORT}"
+        return f"what listens at {where} is a server of a job and not its scheduler: {OTHER_PORT}", True
+    return f"what listens at {where} is no scheduler of psgc ({_in_words(said)}): {OTHER_PORT}", True
 
 
 def _in_words(said: bytes) -> str:
