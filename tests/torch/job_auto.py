@@ -37,14 +37,14 @@ def train(case: str, table: Table) -> None:
     torch.manual_seed(1 + psgc.rank())
     seen = []
     for step in range(CHANGE + 30 if case.endswith("slower") else STEPS):
-        exchanges = [each.exchange for each in hook._models] if case.startswith("ddp") else [optimizer._psgc_exchange]
+        exchanges = [each.exchange for each in hook._models.all] if case.startswith("ddp") else [optimizer._psgc_exchange]
         ms = TIMES[choice_of(exchanges[0])] if exchanges else TIMES["none"]
         ms = 1e-3 if case.endswith("quick") else 10 * ms if case.endswith("slower") and step >= CHANGE else ms
         table.passes(ms)
         optimizer.zero_grad()
         model(torch.randn(4, 64)).square().mean().backward()
         optimizer.step()
-        seen.append(choice_of(hook._models[0].exchange if case.startswith("ddp") else exchanges[0]))
+        seen.append(choice_of(hook._models.all[0].exchange if case.startswith("ddp") else exchanges[0]))
     weights = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in net.parameters())).hexdigest()
     print(f"case {case}: {' '.join(name for name, _ in groupby(seen))}; weights {weights}", flush=True)
 

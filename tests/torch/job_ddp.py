@@ -235,7 +235,7 @@ def conserved() -> dict[str, Any]:
                 totals[name] += p.grad
     kept = {
         name: torch.from_numpy(memory.residual)
-        for name, memory in hook._models[0].exchange.residuals.collect(dropped=False).tensors.items()
+        for name, memory in hook._models.all[0].exchange.residuals.collect(dropped=False).tensors.items()
     }
     worst = largest = 0.0
     for name in names:

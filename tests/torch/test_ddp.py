@@ -17,10 +17,10 @@ from torch.nn.parallel import DistributedDataParallel
 import psgc.torch as psgc
 from psgc.errors import CodecError, ConfigError, JobFailed, UsageError
 from psgc.plan.model.plan import Plan, PlannedBucket
-from psgc.torch.ddp import hook as ddp
 from psgc.torch.ddp import wrappers
-from psgc.torch.ddp.completions import Completer, Completion
-from psgc.torch.ddp.gradients import Arrival, DdpGradients
+from psgc.torch.ddp.completions import Arrival, Completer, Completion
+from psgc.torch.ddp.gradients import DdpGradients
+from psgc.torch.ddp.parameters import laid_out
 from psgc.torch.plans.choice import Choice
 from psgc.torch.session import api
 from psgc.torch.state.residuals import Residuals
@@ -284,7 +284,7 @@ def test_a_gradient_is_read_in_the_parameters_order(make: Callable[[], torch.Ten
     strides = parameter.stride() if dense else torch.empty(parameter.shape).stride()
     bucket.as_strided(parameter.shape, strides, 10).copy_(grad)
     shown = bucket[10:].reshape(parameter.shape)
-    assert torch.equal(ddp.laid_out(shown, parameter), grad)
+    assert torch.equal(laid_out(shown, parameter), grad)
 
 
 # What is refused, under a process group of one.
@@ -316,7 +316,7 @@ def test_a_model_that_is_wrapped_again_goes_on_with_its_residuals_and_one_with_m
         model[0].requires_grad_(len(wanted) == 2)
         wrapped = DistributedDataParallel(model)
         wrapped(torch.ones(1, 3)).sum().backward()
-        assert [gradients.exchange.name for gradients in hook._models] == wanted
+        assert [gradients.exchange.name for gradients in hook._models.all] == wanted
 
 
 @pytest.mark.parametrize(

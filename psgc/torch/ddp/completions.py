@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 
+from psgc.torch.tensors.sent import SentBucket
 from psgc.worker.session import Session, Ticket
 
 
@@ -31,6 +33,19 @@ class Completion:
         if error is not None:
             raise error
         return self._tensor
+
+
+@dataclass(slots=True, eq=False)
+class Arrival:
+    """One of DDP's buckets in one step. gradients: each parameter's, as DDP has laid them out in the bucket's memory."""
+
+    parameters: Sequence[torch.Tensor]
+    gradients: Sequence[torch.Tensor]
+    completion: Completion
+    last: bool
+
+    def pairs(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        return zip(self.parameters, self.gradients, strict=True)
 
 
 class Completer(threading.Thread):
@@ -57,3 +72,18 @@ class Completer(threading.Thread):
                 error = fault
             completion.complete(error)
             del tickets, completion, then  # a bucket's memory is DDP's: not to be held until the next one comes
+
+
+class InOrder:
+    """DDP's buckets of one model, whose futures complete in the order in which DDP has handed the buckets over."""
+
+    def __init__(self, completer: Completer) -> None:
+        self._completer = completer
+        self._open: list[tuple[Arrival, Sequence[SentBucket], Callable[[], None]]] = []  # those that wait for a bucket which has not left
+
+    def add(self, arrival: Arrival, buckets: Sequence[SentBucket], then: Callable[[], None]) -> None:
+        """Complete it once the results of these buckets have arrived; call ``then`` just before. Called again whenever some have left."""
+        self._open.append((arrival, buckets, then))
+        while self._open and all(bucket.ticket is not None for bucket in self._open[0][1]):
+            arrival, buckets, then = self._open.pop(0)
+            self._completer.complete_after([bucket.ticket for bucket in buckets if bucket.ticket is not None], arrival.completion, then)

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import torch
 
 from psgc.errors import UsageError
 from psgc.layout import TensorSpec
-from psgc.torch.ddp.completions import Completer, Completion
+from psgc.torch.ddp.completions import Arrival, Completer, InOrder
 from psgc.torch.ddp.parameters import ModelParameters, NextBackward
 from psgc.torch.ddp.told import add_model
 from psgc.torch.gradients.exchange import GradientExchange
@@ -32,19 +31,6 @@ from psgc.torch.tensors.sent import FilledBucket
 from psgc.worker.session import Session
 
 
-@dataclass(slots=True, eq=False)
-class Arrival:
-    """One of DDP's buckets in one step. gradients: each parameter's, as DDP has laid them out in the bucket's memory."""
-
-    parameters: Sequence[torch.Tensor]
-    gradients: Sequence[torch.Tensor]
-    completion: Completion
-    last: bool
-
-    def pairs(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        return zip(self.parameters, self.gradients, strict=True)
-
-
 class DdpGradients(FrontEnd[FilledBucket]):
     """See the module's text. names: of parameters, for messages and plans, in the model's order. choice: what gradients travel by; a plan must
     be of exactly these parameters."""
@@ -55,11 +41,10 @@ class DdpGradients(FrontEnd[FilledBucket]):
         super().__init__(GradientExchange(session, f"ddp{number}", choice, whole=True))
         self.parameters = ModelParameters(self.exchange.name, names)
         self.steps = self.gradient_bytes = 0
-        self._completer = completer
         self._next = NextBackward(self.exchange.last, self.parameters)
         self._bucket_of: dict[int, FilledBucket] = {}
         self._held: list[Arrival] = []  # of the first step, until there is a layout
-        self._open: list[tuple[Arrival, list[FilledBucket]]] = []  # in order: not handed over yet, and the buckets that each waits for
+        self._order = InOrder(completer)
         self.exchange.written = Written(self.parameters.present)
         add_model(self)
 
@@ -144,16 +129,7 @@ class DdpGradients(FrontEnd[FilledBucket]):
         for bucket in touched:
             if bucket.complete:
                 self.exchange.submit(bucket)
-        self._open.append((arrival, list(touched)))
-        self._hand_over()
-
-    def _hand_over(self) -> None:
-        """Complete, in order, the futures of those of DDP's buckets whose tensors have all been sent, as soon as the results arrive."""
-        while self._open and all(bucket.ticket is not None for bucket in self._open[0][1]):
-            arrival, buckets = self._open.pop(0)
-            tickets = [bucket.ticket for bucket in buckets if bucket.ticket is not None]
-            then = functools.partial(self._over, time.monotonic()) if arrival.last else _nothing
-            self._completer.complete_after(tickets, arrival.completion, then)
+        self._order.add(arrival, list(touched), functools.partial(self._over, time.monotonic()) if arrival.last else _nothing)
 
     def _over(self, left: float) -> None:
         """The step's last result has come. left: when DDP handed the last bucket over; the trainer has waited since then."""

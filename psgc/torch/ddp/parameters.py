@@ -87,3 +87,22 @@ def _coming(backward: weakref.ref[NextBackward], _gradient: torch.Tensor) -> Non
     found = backward()
     if found is not None:
         found.coming()
+
+
+def laid_out(gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """The gradient's elements in the parameter's order. DDP keeps those of a dense parameter in its order in memory, whatever that is
+    (channels_last), but shows them as if they were contiguous."""
+    if parameter.is_contiguous() or not _is_dense(parameter):
+        return gradient
+    return gradient.as_strided(parameter.size(), parameter.stride(), gradient.storage_offset())
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the tensor's elements fill a contiguous range of memory, each element once."""
+    expected = 1
+    for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if length > 1:
+            if stride != expected:
+                return False
+            expected *= length
+    return True
