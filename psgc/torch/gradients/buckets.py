@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.utils.weak import TensorWeakRef
@@ -20,16 +19,31 @@ from psgc.torch.tensors.buffers import TensorsBuffer
 from psgc.torch.tensors.sent import SentBucket, buffer_of
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Noted:
+    """A p.grad as it was at one moment. tensor: itself, or a weak reference with which the trainer can free it."""
+
+    tensor: torch.Tensor | TensorWeakRef
+    version: int
+
+    def same(self, grad: torch.Tensor | None) -> bool:
+        """Whether ``grad`` is the same tensor, changed or not."""
+        return grad is not None and grad is (self.tensor() if isinstance(self.tensor, TensorWeakRef) else self.tensor)
+
+    def still(self, grad: torch.Tensor | None) -> bool:
+        """Whether it is the same tensor, and unchanged."""
+        return grad is not None and grad._version == self.version and self.same(grad)
+
+
 @dataclass(slots=True, eq=False)
 class Gradient:
     """One parameter, and the state of its gradient since the last synchronization.
 
     passes: backwards that have added to it, ``backward`` the last of them. repeats: one backward has added to it several times.
-    seen, version: p.grad when it was last looked at; None while it takes no part.
-    zero, zero_version: p.grad as zero_grad(set_to_none=False) left it. mean, mean_version: as the last synchronization, or the step on it, did.
+    seen: p.grad when it was last looked at; None while it takes no part.
+    zero: p.grad as zero_grad(set_to_none=False) left it. mean: as the last synchronization, or the step on it, did, held weakly.
     kept: a mean that p.grad made room for, to be added to the next one.
     captured: p.grad as a backward that was captured in a CUDA graph made it, to which each replay writes.
-    accumulator: the node that adds to it, which a hook before it keeps alive.
     """
 
     parameter: torch.Tensor
@@ -37,16 +51,12 @@ class Gradient:
     passes: int = 0
     backward: int = -1
     repeats: bool = False
-    seen: torch.Tensor | None = None
-    version: int = 0
-    zero: torch.Tensor | None = None
-    zero_version: int = 0
-    mean: TensorWeakRef | None = None
-    mean_version: int = 0
+    seen: Noted | None = None
+    zero: Noted | None = None
+    mean: Noted | None = None
     kept: torch.Tensor | None = None
     captured: torch.Tensor | None = None
     bucket: GradientBucket | None = None
-    accumulator: Any = None
 
     def count_pass(self, most: int) -> int:
         """A backward has added to it. most: backwards that make a step. Returns how many have. Raises UsageError for one too many."""
@@ -67,20 +77,20 @@ class Gradient:
                 f"gradient of {self.spec.name!r} is of shape {list(grad.shape)}, but it was declared as {list(self.spec.shape)}; "
                 f"build a new DistributedOptimizer when parameters change their shape"
             )
-        self.seen, self.version, self.zero = grad, grad._version, None
+        self.seen, self.zero = Noted(grad, grad._version), None
 
     def look_again(self, fixed: bool) -> None:
         """Just before the step is sent: let the gradient take part if p.grad holds a contribution of this rank. fixed: p.grad may already be
         in flight, if a hook has seen it; then check that it was not changed."""
         grad = self.parameter.grad
         if fixed and self.passes:
-            if grad is None or grad is not self.seen or grad._version != self.version:
+            if self.seen is None or not self.seen.still(grad):
                 raise UsageError(
                     f"gradient of {self.spec.name!r} was changed between backward and its synchronization, when it may be under way; "
                     f"change gradients (clipping, for instance) after backward() has returned, under late synchronization after "
                     f"optimizer.synchronize()"
                 )
-        elif grad is None or (grad is self.zero and grad._version == self.zero_version) or self.set_aside():
+        elif grad is None or (self.zero is not None and self.zero.still(grad)) or self.set_aside():
             self.seen = None
         else:
             self.look(grad)
@@ -97,14 +107,13 @@ class Gradient:
 
     def note_zero(self) -> None:
         """zero_grad has filled p.grad with zeros: until it changes it takes no part."""
-        self.zero = self.parameter.grad
-        self.zero_version = 0 if self.zero is None else self.zero._version
+        grad = self.parameter.grad
+        self.zero = None if grad is None else Noted(grad, grad._version)
 
     def note_mean(self) -> None:
-        """Remember p.grad as the mean that all ranks have. Held weakly, so that the trainer can free it."""
+        """Remember p.grad as the mean that all ranks have."""
         grad = self.parameter.grad
-        self.mean = None if grad is None else TensorWeakRef(grad)
-        self.mean_version = 0 if grad is None else grad._version
+        self.mean = None if grad is None else Noted(TensorWeakRef(grad), grad._version)
 
     def note_step(self) -> None:
         """The optimizer has stepped on the mean: the trainer's changes to it (clipping) are the same on all ranks, too."""
@@ -114,18 +123,18 @@ class Gradient:
     @property
     def still_mean(self) -> bool:
         """Whether p.grad is the tensor of the last mean, changed or not."""
-        return self.mean is not None and self.parameter.grad is not None and self.parameter.grad is self.mean()
+        return self.mean is not None and self.mean.same(self.parameter.grad)
 
     @property
     def keeps_mean(self) -> bool:
         """Whether p.grad has the last mean in it, as it was or changed (clipped, for instance), but not zeroed."""
         grad = self.parameter.grad
-        return grad is not None and self.still_mean and (grad._version == self.mean_version or bool(grad.any()))
+        return grad is not None and self.mean is not None and (self.mean.still(grad) or (self.mean.same(grad) and bool(grad.any())))
 
     def set_aside(self) -> bool:
         """Set p.grad aside if it is the unchanged mean of the last synchronization, so that backward adds to an empty one. True if it was set aside."""
         grad = self.parameter.grad
-        if grad is None or not self.still_mean or grad._version != self.mean_version:
+        if self.mean is None or not self.mean.still(grad):
             return False
         self.kept, self.parameter.grad, self.mean = grad, None, None
         return True

@@ -7,7 +7,7 @@ travels.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -25,6 +25,7 @@ class Followed:
     def __init__(self) -> None:
         self._gradients: list[Gradient] = []
         self._known: dict[int, int] = {}  # indices by the ids of their parameters, which _gradients keeps alive
+        self._accumulators: list[Any] = []  # what their hooks need to live
         self._ready: dict[int, None] = {}  # indices of those that are in no layout, in the order in which backward finished them
 
     def __getitem__(self, index: int) -> Gradient:
@@ -53,7 +54,7 @@ class Followed:
             if parameter.requires_grad and not self.knows(parameter):
                 self._known[id(parameter)] = len(self._gradients)
                 self._gradients.append(Gradient(parameter, spec))
-                follow(follower, self._gradients[-1], len(self._gradients) - 1)
+                self._accumulators.append(follow(follower, self._gradients[-1], len(self._gradients) - 1))
         return len(self._gradients) > before
 
     def note_ready(self, index: int) -> None:
@@ -132,7 +133,7 @@ class Followed:
     def let_go(self) -> None:
         """Let go of means that a backward has set aside, and raised. Raises UsageError unless what it had added was cleared."""
         for gradient in self._gradients:
-            if gradient.seen is not None and gradient.parameter.grad is gradient.seen:
+            if gradient.seen is not None and gradient.seen.same(gradient.parameter.grad):
                 raise UsageError(f"the backward before this one {LOST} before the next one")
         for gradient in self._gradients:
             gradient.kept = None

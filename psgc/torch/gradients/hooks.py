@@ -30,13 +30,15 @@ class Follower(Protocol):
 _followers: weakref.WeakValueDictionary[int, Follower] = weakref.WeakValueDictionary()
 
 
-def follow(follower: Follower, gradient: Gradient, index: int) -> None:
-    """Call ``follower`` for this gradient from now on, with ``index``; replaces an earlier follower of the parameter."""
+def follow(follower: Follower, gradient: Gradient, index: int) -> object:
+    """Call ``follower`` for this gradient from now on, with ``index``; replaces an earlier follower of the parameter. Returns the node that adds to the
+    gradient, with which the hook before it lives."""
     parameter, reference = gradient.parameter, weakref.ref(follower)
     _followers[id(parameter)] = follower
     parameter.register_post_accumulate_grad_hook(functools.partial(_on_ready, reference, index))  # type: ignore[no-untyped-call]
-    gradient.accumulator = torch.autograd.graph.get_gradient_edge(parameter).node
-    gradient.accumulator.register_prehook(functools.partial(_on_coming, reference, index))
+    accumulator = torch.autograd.graph.get_gradient_edge(parameter).node
+    accumulator.register_prehook(functools.partial(_on_coming, reference, index))
+    return accumulator
 
 
 def _on_ready(follower: weakref.ref[Follower], index: int, parameter: torch.Tensor) -> None:

@@ -99,7 +99,7 @@ class UnbarrieredGradients(HookedFrontEnd):
             gradient.seen = None
             if grad is not None:
                 gradient.look(grad)
-        elif grad is None or grad is not gradient.seen or grad._version != gradient.version:
+        elif gradient.seen is None or not gradient.seen.still(grad):
             raise UsageError(
                 f"CrossBarrier: the gradient of {gradient.spec.name!r} was changed between backward() and step(), when it is under way; clipping "
                 f"needs all gradients of a step at once: use DistributedOptimizer for it"

@@ -10,7 +10,8 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -98,6 +99,101 @@ def where_of(bucket: Bucket, on_gpu: bool) -> Where:
     return _PLANNED.get(bucket.device, left_open)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Bound:
+    """The tensors of one step. likes: what those that are missing are made like. events: by device, after all that had been enqueued when they were bound."""
+
+    tensors: tuple[torch.Tensor | None, ...] = ()
+    likes: tuple[torch.Tensor, ...] = ()
+    engines: Mapping[torch.device, Engine] = field(default_factory=dict)
+    events: Mapping[torch.device, Event] = field(default_factory=dict)
+
+    @property
+    def pairs(self) -> Iterator[tuple[torch.Tensor | None, torch.Tensor]]:
+        """Each tensor, with what it would be made like."""
+        return itertools.zip_longest(self.tensors, self.likes)
+
+    @property
+    def present(self) -> list[torch.Tensor]:
+        """Each tensor, or what it would be made like."""
+        return [like if tensor is None else tensor for tensor, like in self.pairs]
+
+    @property
+    def engine(self) -> Engine | None:
+        """Of the one device that all lie on."""
+        found = {engine_of(tensor) for tensor in self.present}
+        return found.pop() if len(found) == 1 else None
+
+    def engine_of(self, tensor: torch.Tensor) -> Engine | None:
+        return self.engines.get(tensor.device) if self.engines and engine_of(tensor) is not None else None
+
+
+class _FlatThere:
+    """A bucket's elements, flat, on the device that they lie on. elements: of this step, once they are laid out. wide: they are laid out in float32, whatever
+    the tensors' dtype."""
+
+    def __init__(self, shapes: Sequence[tuple[int, ...]]) -> None:
+        self.elements: torch.Tensor | None = None
+        self.wide = False
+        self._shapes = shapes
+        self._fused: torch.Tensor | None = None  # where buckets of several tensors are laid out
+        self._loading = threading.Lock()
+
+    def lay_out(self, engine: Engine, bound: _Bound) -> torch.Tensor:
+        """For work on the engine's ``compute`` stream."""
+        with self._loading:
+            if self.elements is None:
+                self.elements = self._laid_out(engine, bound)
+            return self.elements
+
+    def _laid_out(self, engine: Engine, bound: _Bound) -> torch.Tensor:
+        given = next(t for t in (*bound.tensors, *bound.likes) if t is not None)
+        with device_faults(engine.name):
+            engine.compute.wait(bound.events[given.device])
+            lone = bound.tensors[0] if len(bound.tensors) == 1 else None
+            dtype = torch.float32 if self.wide else given.dtype
+            if lone is not None and lone.is_contiguous() and lone.dtype == dtype:
+                return lone.view(-1)
+            if self._fused is None or self._fused.dtype != dtype or self._fused.device != given.device:
+                self._fused = engine.empty(_numel(self._shapes), dtype)
+            flat = self._fused
+            pairs = list(zip(bound.tensors, _places(flat, self._shapes), strict=True))
+            there = [(t, place) for t, place in pairs if t is not None]
+            missing = [place for t, place in pairs if t is None]
+
+            def lay_out() -> None:
+                if there:
+                    torch._foreach_copy_([place for _, place in there], [t for t, _ in there])
+                for place in missing:
+                    place.zero_()
+
+            engine.compute.run(lay_out, [t for t, _ in there], [flat])
+            return flat
+
+    def unpack(self, engine: Engine, targets: list[torch.Tensor]) -> Event:
+        """From the elements to the tensors. Returns the event after which they have been written."""
+        flat = self.elements
+        assert flat is not None
+        if flat is self._fused:
+            places = _places(flat, self._shapes)
+            engine.compute.run(lambda: torch._foreach_copy_(targets, places), [flat], targets)
+        return engine.compute.record()
+
+
+def _numel(shapes: Iterable[tuple[int, ...]]) -> int:
+    return sum(math.prod(shape) for shape in shapes)
+
+
+def _places(flat: torch.Tensor, shapes: Iterable[tuple[int, ...]]) -> list[torch.Tensor]:
+    """Where tensors of these shapes lie in it, one after the other."""
+    places, offset = [], 0
+    for shape in shapes:
+        numel = math.prod(shape)
+        places.append(flat[offset : offset + numel].view(shape))
+        offset += numel
+    return places
+
+
 class TensorsBuffer:
     """A bucket's tensors, laid out one after the other; the BucketBuffer that sessions see.
 
@@ -112,18 +208,12 @@ class TensorsBuffer:
     def __init__(self, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, where: Where = "cpu", late: bool = False) -> None:
         self._shapes = tuple(shapes)
         self._dtype, self._where, self._late = dtype, where, late
-        self._tensors: tuple[torch.Tensor | None, ...] = ()
-        self._likes: tuple[torch.Tensor, ...] = ()
-        self._engines: dict[torch.device, Engine] = {}
-        self._events: dict[torch.device, Event] = {}  # after all that had been enqueued when the tensors were bound
+        self._bound = _Bound()
         self._stored: dict[torch.device, Event] = {}  # after the last step's results have been written
         self._staging: torch.Tensor | None = None
         self._in_place = False
         self._there: tuple[Engine, str, DeviceElements] | None = None  # with the codec that it is of
-        self._wide = False  # whether elements are laid out there in float32, whatever the tensors' dtype
-        self._flat: torch.Tensor | None = None  # on the device, of this step
-        self._fused: torch.Tensor | None = None  # on the device, where buckets of several tensors are laid out
-        self._loading = threading.Lock()
+        self._flat = _FlatThere(self._shapes)
         self.skipped = False
         self.made: tuple[torch.Tensor | None, ...] = ()
 
@@ -133,26 +223,24 @@ class TensorsBuffer:
         given, wanted = tuple(None if t is None else t.data for t in tensors), tuple(likes or ())
         found = {t.device: engine for t in (*given, *wanted) if t is not None and (engine := engine_of(t)) is not None}
         events = {device: engine.runtime.current().record() for device, engine in found.items()}  # refuses graphs that are being captured
-        self._tensors, self._likes, self._engines, self._events = given, wanted, found, events
-        self.made = (None,) * len(self._tensors)
+        self._bound = _Bound(given, wanted, found, events)
+        self.made = (None,) * len(given)
         self.skipped = False
-        for tensor in self._tensors:
+        for tensor in given:
             if tensor is not None and tensor.device in found and (engine := engine_of(tensor)) is not None:
                 for stream in (engine.compute, engine.down, engine.up):
                     stream.hold(tensor)
-        self._flat = None
+        self._flat.elements = None
 
     @property
     def waits(self) -> bool:
-        return bool(self._events)
+        return bool(self._bound.events)
 
     def on_device(self, scheme: Scheme, wanted: bool = False, slices: Sequence[tuple[int, int]] = ()) -> DeviceElements | None:
         """See psgc.worker.session.DeviceBuffer."""
-        if not wanted and (self._where == "cpu" or not self._tensors):
+        if not wanted and (self._where == "cpu" or not self._bound.tensors):
             return None
-        lying = {engine_of(like if t is None else t) for t, like in itertools.zip_longest(self._tensors, self._likes)}
-        engine = lying.pop() if len(lying) == 1 else None
-        there = self._there
+        engine, there = self._bound.engine, self._there
         if there is not None and there[0] is engine and there[1] == scheme.canonical:
             return there[2]
         made: DeviceElements | None = None
@@ -167,74 +255,44 @@ class TensorsBuffer:
                 raise UsageError(f"the plan has this bucket encoded on a GPU, but {lies}; plan with devices = ['cpu'], or another codec")
             return None
         self._there = engine, scheme.canonical, made
-        self._wide = wanted or (isinstance(made, DecodedOnHost | EncodedOnHost) and self._dtype == torch.float32)
+        self._flat.wide = wanted or (isinstance(made, DecodedOnHost | EncodedOnHost) and self._dtype == torch.float32)
         return made
 
     def lying(self) -> DeviceElements | None:
         """See psgc.worker.session.DeviceBuffer."""
-        found = [like if t is None else t for t, like in itertools.zip_longest(self._tensors, self._likes)]
-        engines = {engine_of(t) for t in found}
-        engine = engines.pop() if len(engines) == 1 else None
+        found, engine = self._bound.present, self._bound.engine
         if engine is None or found[0].dtype not in _FLOATS or any(t.dtype != found[0].dtype for t in found):
             return None
         there = self._there
         if there is None or there[0] is not engine or there[1]:
             there = self._there = engine, "", DeviceElements(engine, None, None, self._elements)
-            self._wide = False
+            self._flat.wide = False
         return there[2]
 
     def _elements(self) -> torch.Tensor:
         """This step's elements, flat, on the device; for work on its ``compute`` stream."""
-        with self._loading:
-            if self._flat is None:
-                self._flat = self._laid_out()
-            return self._flat
-
-    def _laid_out(self) -> torch.Tensor:
         assert self._there is not None
-        engine = self._there[0]
-        given = next(t for t in (*self._tensors, *self._likes) if t is not None)
-        with device_faults(engine.name):
-            engine.compute.wait(self._events[given.device])
-            lone = self._tensors[0] if len(self._tensors) == 1 else None
-            dtype = torch.float32 if self._wide else given.dtype
-            if lone is not None and lone.is_contiguous() and lone.dtype == dtype:
-                return lone.view(-1)
-            numel = sum(math.prod(shape) for shape in self._shapes)
-            if self._fused is None or self._fused.dtype != dtype or self._fused.device != given.device:
-                self._fused = engine.empty(numel, dtype)
-            flat = self._fused
-            pairs = list(zip(self._tensors, self._places(flat), strict=True))
-            there = [(t, place) for t, place in pairs if t is not None]
-            missing = [place for t, place in pairs if t is None]
-
-            def lay_out() -> None:
-                if there:
-                    torch._foreach_copy_([place for _, place in there], [t for t, _ in there])
-                for place in missing:
-                    place.zero_()
-
-            engine.compute.run(lay_out, [t for t, _ in there], [flat])
-            return flat
+        return self._flat.lay_out(self._there[0], self._bound)
 
     def load(self) -> Array:
-        lone = self._tensors[0] if len(self._tensors) == 1 else None
+        tensors, engines = self._bound.tensors, self._bound.engines
+        lone = tensors[0] if len(tensors) == 1 else None
         self._in_place = lone is not None and engine_of(lone) is None and lone.dtype == self._dtype and lone.is_contiguous()
         if self._in_place:
             assert lone is not None
             return as_array(lone).reshape(-1)
         staging = self._staged()
-        for each in self._engines.values():
+        for each in engines.values():
             each.runtime.received(self)
         for event in self._stored.values():
             event.synchronize()  # the last step's results have left the staging memory
         copied: dict[torch.device, Engine] = {}
-        for tensor, place in zip(self._tensors, self._places(staging), strict=True):
+        for tensor, place in zip(tensors, _places(staging, self._shapes), strict=True):
             if tensor is None:
-                for each in self._engines.values():
+                for each in engines.values():
                     each.runtime.host_writes(place)
                 as_array(place).fill(0)
-            elif (engine := self._engine(tensor)) is not None:
+            elif (engine := self._bound.engine_of(tensor)) is not None:
                 self._from_device(engine, tensor, place)
                 copied[tensor.device] = engine
             else:
@@ -249,7 +307,7 @@ class TensorsBuffer:
 
     def store(self, skipped: bool) -> None:
         self.skipped = skipped
-        if not skipped and self._flat is not None:
+        if not skipped and self._flat.elements is not None:
             self._unpack_there()
         elif not skipped and not self._in_place:
             self._unpack()
@@ -258,12 +316,13 @@ class TensorsBuffer:
         if not self._late:
             for event in self._stored.values():
                 event.synchronize()
-        self._tensors, self._events, self._flat = (), {}, None
+        self._bound = replace(self._bound, tensors=(), events={})
+        self._flat.elements = None
 
     def arrive(self) -> None:
         """What the calling thread enqueues from now on begins when the last step's results have been written."""
         for device, event in self._stored.items():
-            engine = self._engines[device]
+            engine = self._bound.engines[device]
             current = engine.runtime.current()
             current.wait(event)
             for tensor in self.made:
@@ -272,20 +331,17 @@ class TensorsBuffer:
 
     def _unpack_there(self) -> None:
         """From the flat elements on the device to the tensors."""
-        assert self._there is not None and self._flat is not None
-        engine, flat = self._there[0], self._flat
+        assert self._there is not None
+        engine = self._there[0]
         with device_faults(engine.name):
             self._make_missing(engine)
             targets = self._targets()
-            if flat is self._fused:
-                places = self._places(flat)
-                engine.compute.run(lambda: torch._foreach_copy_(targets, places), [flat], targets)
-            self._stored = {targets[0].device: engine.compute.record()}
+            self._stored = {targets[0].device: self._flat.unpack(engine, targets)}
 
     def _make_missing(self, engine: Engine | None) -> None:
         made: list[torch.Tensor | None] = []
-        for tensor, like in itertools.zip_longest(self._tensors, self._likes):
-            own = None if tensor is not None else self._engine(like)
+        for tensor, like in self._bound.pairs:
+            own = None if tensor is not None else self._bound.engine_of(like)
             if tensor is not None:
                 made.append(None)
             elif own is None:
@@ -295,15 +351,15 @@ class TensorsBuffer:
         self.made = tuple(made)
 
     def _targets(self) -> list[torch.Tensor]:
-        found = (made if tensor is None else tensor for tensor, made in zip(self._tensors, self.made, strict=True))
+        found = (made if tensor is None else tensor for tensor, made in zip(self._bound.tensors, self.made, strict=True))
         return [tensor for tensor in found if tensor is not None]
 
     def _unpack(self) -> None:
         self._make_missing(None)
         staging = self._staged()
         copied: dict[torch.device, Engine] = {}
-        for target, place in zip(self._targets(), self._places(staging), strict=True):
-            engine = self._engine(target)
+        for target, place in zip(self._targets(), _places(staging, self._shapes), strict=True):
+            engine = self._bound.engine_of(target)
             if engine is None:
                 copy_elements(place, target)
             else:
@@ -316,30 +372,19 @@ class TensorsBuffer:
             engine.runtime.handed(self)
         self._stored = {device: engine.up.record() for device, engine in copied.items()}
 
-    def _engine(self, tensor: torch.Tensor) -> Engine | None:
-        return self._engines.get(tensor.device) if self._engines and engine_of(tensor) is not None else None
-
     def _staged(self) -> torch.Tensor:
         if self._staging is None:
-            numel = sum(math.prod(shape) for shape in self._shapes)
-            engine = next(iter(self._engines.values()), None)
+            numel = _numel(self._shapes)
+            engine = next(iter(self._bound.engines.values()), None)
             if engine is None:
                 self._staging = torch.empty(numel, dtype=self._dtype)
             else:
                 self._staging = engine.runtime.pinned(numel * self._dtype.itemsize).view(self._dtype)
         return self._staging
 
-    def _places(self, staging: torch.Tensor) -> list[torch.Tensor]:
-        places, offset = [], 0
-        for shape in self._shapes:
-            numel = math.prod(shape)
-            places.append(staging[offset : offset + numel].view(shape))
-            offset += numel
-        return places
-
     def _from_device(self, engine: Engine, tensor: torch.Tensor, place: torch.Tensor) -> None:
         with device_faults(engine.name):
-            engine.down.wait(self._events[tensor.device])
+            engine.down.wait(self._bound.events[tensor.device])
             engine.down.run(lambda: place.copy_(tensor.to(place.dtype), non_blocking=True), [tensor], [place])
 
     def _to_device(self, engine: Engine, place: torch.Tensor, target: torch.Tensor) -> None:
