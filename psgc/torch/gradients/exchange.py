@@ -24,6 +24,7 @@ from psgc.torch.gradients.layouts import Declared, Layouts
 from psgc.torch.gradients.observer import Observer
 from psgc.torch.gradients.written import Written
 from psgc.torch.plans.choice import Choice
+from psgc.torch.session import speed
 from psgc.torch.session.run_report import report_of
 from psgc.torch.state.carried import CarriedResiduals, add_carried
 from psgc.torch.state.residuals import Kept, Residuals
@@ -143,6 +144,7 @@ class GradientExchange(Generic[B]):
     def wait(self, buckets: Sequence[B] | None = None) -> None:
         """Wait for what has been submitted of these buckets; None: of all. Raises what ended the job."""
         report_of(self.session).wait(self.name, [b.ticket for b in (self.buckets if buckets is None else buckets) if b.ticket is not None])
+        speed.look(self.session)
 
     def deliver(self) -> None:
         """The step under way is over: its result is in p.grad."""

@@ -20,14 +20,14 @@ Parameters = Sequence[torch.Tensor]
 
 
 class ForwardWaits:
-    """wait: called before the forward of a module with the parameters that it needs, in training and under ``no_grad``. wait_all: called before a state_dict is
-    read or loaded, of the model or of a part of it. Both are called from the thread that runs the model.
+    """wait: called before the forward of a module with the parameters that it needs, in training and under ``no_grad``, and with None, for all of them, before
+    a state_dict is read or loaded, of the model or of a part of it; from the thread that runs the model.
 
     Raises UsageError for a parameter that two modules own.
     """
 
-    def __init__(self, model: torch.nn.Module, wait: Callable[[Parameters], None], wait_all: Callable[[], None]) -> None:
-        self.wait, self.wait_all = wait, wait_all
+    def __init__(self, model: torch.nn.Module, wait: Callable[[Parameters | None], None]) -> None:
+        self.wait = wait
         self._fired: dict[torch.nn.Module, None] = {}  # in the order of the first forward
         self._needs: dict[torch.nn.Module, Parameters] | None = None  # once it is learnt
         self._owner: dict[torch.Tensor, torch.nn.Module] = {}
@@ -92,4 +92,4 @@ def _before_forward(waits: weakref.ref[ForwardWaits], module: torch.nn.Module, _
 def _before_state(waits: weakref.ref[ForwardWaits], *_: Any) -> None:
     found = waits()
     if found is not None:
-        found.wait_all()
+        found.wait(None)

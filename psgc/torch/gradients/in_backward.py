@@ -21,7 +21,6 @@ from psgc.torch.gradients.exchange import GradientExchange
 from psgc.torch.gradients.followed import LOST
 from psgc.torch.gradients.front_end import HookedFrontEnd
 from psgc.torch.gradients.written import Written
-from psgc.torch.session import speed
 
 
 class BackwardGradients(HookedFrontEnd):
@@ -145,7 +144,6 @@ class BackwardGradients(HookedFrontEnd):
             self.backwards.begin_step()
             exchange.deliver()
             self.synchronized = True
-        speed.look(self.session)
         if exchange.observer is not None:
             exchange.observer.delivered()
 

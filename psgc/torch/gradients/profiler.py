@@ -30,7 +30,7 @@ from psgc.plan.inputs.observed import LEAST_ITERATIONS, Iteration, profile_of, u
 from psgc.plan.inputs.profile import Profile
 from psgc.torch.gradients.buckets import GradientBucket
 from psgc.torch.gradients.exchange import GradientExchange
-from psgc.torch.tensors.tensor_exchange import TensorExchange
+from psgc.torch.tensors.sent import TensorExchange
 from psgc.worker.session import Session
 
 logger = logging.getLogger(__name__)

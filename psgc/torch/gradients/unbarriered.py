@@ -18,7 +18,6 @@ from psgc.torch.gradients.buckets import Gradient, GradientBucket
 from psgc.torch.gradients.exchange import GradientExchange
 from psgc.torch.gradients.front_end import HookedFrontEnd
 from psgc.torch.plans.fusing import buckets_in_order
-from psgc.torch.session import speed
 
 
 class UnbarrieredGradients(HookedFrontEnd):
@@ -120,7 +119,6 @@ class UnbarrieredGradients(HookedFrontEnd):
 
     def _finish(self, bucket: GradientBucket, gradients: Sequence[torch.Tensor | None]) -> None:
         self.exchange.wait([bucket])
-        speed.look(self.session)
         del self._awaited[bucket]
         bucket.reset()
         bucket.buffer.arrive()

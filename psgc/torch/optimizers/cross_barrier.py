@@ -104,7 +104,7 @@ class _Crossing:
     def __init__(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: Callable[[torch.optim.Optimizer], Any], num_steps: int
     ) -> None:  # fmt: skip
-        self.waits = ForwardWaits(model, self._wait, self.wait_all)
+        self.waits = ForwardWaits(model, self.wait)
         self._optimizer, self._step, self._last = weakref.ref(optimizer), step, num_steps
         self._groups: dict[torch.Tensor, int] = {}
         self._options: Options = ()
@@ -130,13 +130,10 @@ class _Crossing:
         if optimizer is not None:
             step_for(optimizer, self._step, self._groups, parameters, means, self._options)
 
-    def _wait(self, parameters: Sequence[torch.Tensor]) -> None:
-        self.gradients.wait(parameters)
-
-    def wait_all(self) -> None:
-        """Apply all updates that are under way."""
+    def wait(self, parameters: Sequence[torch.Tensor] | None = None) -> None:
+        """Apply the updates of these parameters that are under way; None: all."""
         if hasattr(self, "gradients"):
-            self.gradients.wait()
+            self.gradients.wait(parameters)
 
 
 class CrossBarriered(torch.optim.Optimizer):
@@ -155,7 +152,7 @@ class CrossBarriered(torch.optim.Optimizer):
 
     def synchronize(self) -> None:
         """On return all updates of the steps so far have been applied."""
-        self._psgc_crossing.wait_all()
+        self._psgc_crossing.wait()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's. Raises UsageError between backward and step(), when gradients are under way."""

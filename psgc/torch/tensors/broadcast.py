@@ -8,7 +8,7 @@ from __future__ import annotations
 import pickle
 import struct
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -22,7 +22,7 @@ from psgc.torch.tensors import plain
 from psgc.torch.tensors.buffers import TORCH_DTYPES, TensorsBuffer
 from psgc.torch.tensors.declaring import declaration, spec_of
 from psgc.torch.tensors.plain import TensorPlace
-from psgc.torch.tensors.tensor_exchange import TensorExchange
+from psgc.torch.tensors.sent import TensorExchange
 from psgc.worker.session import ROOT_OF, Session
 
 NamedTensors = Mapping[str, Any] | Iterable[tuple[str, Any]]
@@ -35,11 +35,7 @@ _REFUSED: Final = b"\2"  # why the object is not sent follows, as text
 BEGINNING_BYTES: Final = HEAD_BYTES - _LENGTH.size
 
 _calls: WeakKeyDictionary[Session, Counter[str]] = WeakKeyDictionary()  # by call and name
-_roots: WeakKeyDictionary[Session, dict[str, list[int]]] = (
-    WeakKeyDictionary()
-)  # session -> name of an object -> the roots that it has had so far
-# session -> prefix -> the sets of tensors (and their root) broadcast so far; a set's place in the list is part of its layout's name
-_sets: WeakKeyDictionary[Session, dict[str, list[tuple[tuple[TensorSpec, ...], int]]]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[Session, dict[str, list[Any]]] = WeakKeyDictionary()  # see ``_number``
 
 
 def broadcast_parameters(params: NamedTensors, root_rank: int = 0, prefix: str = "Parameter.") -> None:
@@ -91,19 +87,19 @@ def broadcast_object(obj: Any = None, root_rank: int = 0, name: str | None = Non
     root, or whoever can alter what it sends, puts into it. Size may change from call to call. Raises UsageError on every rank for what is not plain, and on a
     rank that was sent a pickle and does not allow it.
     """
-    session = _checked_root(root_rank)
-    key = f"{name or 'object'}.{_root_number(session, name or 'object', root_rank)}"
+    session, name = _checked_root(root_rank), name or "object"
+    number = _number(session, f"object {name}", root_rank)
     is_root = session.rank == root_rank
-    data = _written(obj, name or "object", allow_pickle, session.config.allow_pickle) if is_root else b""
-    _agree_on_root(session, f"broadcast_object.{name or 'object'}", root_rank, "broadcast_object")
+    data = _written(obj, name, allow_pickle, session.config.allow_pickle) if is_root else b""
+    _agree_on_root(session, f"broadcast_object.{name}", root_rank, "broadcast_object")
     head = bytearray(HEAD_BYTES)
     if is_root:
         _LENGTH.pack_into(head, 0, len(data))
         head[_LENGTH.size :] = data[:BEGINNING_BYTES].ljust(BEGINNING_BYTES, b"\0")
-    _move(session, f"{key}.head", root_rank, HEAD_BYTES, head)
+    _move(session, f"{name}.{number}.head", root_rank, HEAD_BYTES, head)
     (length,) = _LENGTH.unpack_from(head)
     rest = bytearray(data[BEGINNING_BYTES:]) if is_root else bytearray(max(0, length - BEGINNING_BYTES))
-    _move(session, f"{key}.chunk", root_rank, CHUNK_BYTES, rest)
+    _move(session, f"{name}.{number}.chunk", root_rank, CHUNK_BYTES, rest)
     whole = head[_LENGTH.size : _LENGTH.size + length] + rest
     if whole[:1] == _REFUSED:
         refused = whole[1:].decode(errors="replace")
@@ -163,7 +159,7 @@ def broadcast_tensors(named: Sequence[tuple[str, torch.Tensor]], root_rank: int,
         return
     tensors = [torch.view_as_real(t.detach()) if t.is_complex() else t.detach() for _, t in named]
     specs = tuple(spec_of(tensor, name, f"broadcast of {name!r}") for (name, _), tensor in zip(named, tensors, strict=True))
-    wanted = f"broadcast.{prefix}{_set_number(session, prefix, specs, root_rank)}"
+    wanted = f"broadcast.{prefix}{_number(session, f'tensors {prefix}', (specs, root_rank))}"
     TensorExchange(session, _declaration(session, wanted, specs, root_rank)).run(tensors, skip=session.rank != root_rank)
 
 
@@ -171,13 +167,13 @@ def _declaration(session: Session, name: str, specs: tuple[TensorSpec, ...], roo
     return declaration(session, name, "broadcast", specs, "none", mean=False, root=root_rank)
 
 
-def _set_number(session: Session, prefix: str, specs: tuple[TensorSpec, ...], root_rank: int) -> int:
-    """The number of this set of tensors among those with this prefix. Counted rather than hashed, so that ranks with different models declare
-    the same name and the difference is found."""
-    known = _sets.setdefault(session, {}).setdefault(prefix, [])
-    if (specs, root_rank) not in known:
-        known.append((specs, root_rank))
-    return known.index((specs, root_rank))
+def _number(session: Session, name: str, of: Any) -> int:
+    """The number of this root, or of this set of tensors and its root, among those that the name has had so far: it is part of a layout's name. Counted rather
+    than hashed, so that ranks that differ declare the same name, and the difference is found."""
+    known = _known.setdefault(session, {}).setdefault(name, [])
+    if of not in known:
+        known.append(of)
+    return known.index(of)
 
 
 def _agree_on_root(session: Session, name: str, root_rank: int, call: str) -> None:
@@ -200,15 +196,6 @@ def _agree_on_root(session: Session, name: str, root_rank: int, call: str) -> No
             raise UsageError(f"{call}: root_rank on rank 0 is {first}, on rank {rank} it is {root}; every rank must name the same")
 
 
-def _root_number(session: Session, name: str, root_rank: int) -> int:
-    """The number of this root among those that the name has had. Counted, so that ranks that name different roots declare the same name, and the difference is
-    found."""
-    known = _roots.setdefault(session, {}).setdefault(name, [])
-    if root_rank not in known:
-        known.append(root_rank)
-    return known.index(root_rank)
-
-
 def _move(session: Session, name: str, root_rank: int, message_bytes: int, data: bytearray) -> None:
     """Send ``data`` (on the root), or fill it, in messages of ``message_bytes``: one step of the key ``name`` each."""
     spec = TensorSpec(name, (message_bytes,), "uint8")
@@ -227,26 +214,33 @@ def _move(session: Session, name: str, root_rank: int, message_bytes: int, data:
 
 def _take_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
     """``value`` with a TensorPlace for each tensor that can be broadcast; these go to ``tensors``."""
-    if isinstance(value, torch.Tensor):
-        if value.layout != torch.strided or value.dtype not in TORCH_DTYPES.values():
-            return value
-        tensors.append(value)
-        return TensorPlace(len(tensors) - 1, tuple(value.shape), value.dtype)
-    if isinstance(value, dict):
-        return {key: _take_tensors(item, tensors) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_take_tensors(item, tensors) for item in value)
-    return value
+
+    def take(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or leaf.layout != torch.strided or leaf.dtype not in TORCH_DTYPES.values():
+            return leaf
+        tensors.append(leaf)
+        return TensorPlace(len(tensors) - 1, tuple(leaf.shape), leaf.dtype)
+
+    return _mapped(value, take)
 
 
 def _put_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
     """The inverse of ``_take_tensors``: an empty tensor for each TensorPlace, also appended to ``tensors`` in the same order."""
-    if isinstance(value, TensorPlace):
-        tensors.append(torch.empty(value.shape, dtype=value.dtype))
-        assert len(tensors) - 1 == value.index
+
+    def put(leaf: Any) -> Any:
+        if not isinstance(leaf, TensorPlace):
+            return leaf
+        tensors.append(torch.empty(leaf.shape, dtype=leaf.dtype))
+        assert len(tensors) - 1 == leaf.index
         return tensors[-1]
+
+    return _mapped(value, put)
+
+
+def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """``value`` with ``change`` made to what its dicts, lists and tuples hold."""
     if isinstance(value, dict):
-        return {key: _put_tensors(item, tensors) for key, item in value.items()}
+        return {key: _mapped(item, change) for key, item in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_put_tensors(item, tensors) for item in value)
-    return value
+        return type(value)(_mapped(item, change) for item in value)
+    return change(value)

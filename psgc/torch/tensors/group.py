@@ -18,7 +18,7 @@ from psgc.torch.session import api
 from psgc.torch.tensors.codec_text import CodecGiven, codec_text
 from psgc.torch.tensors.declaring import declaration, spec_of
 from psgc.torch.tensors.push_pull import push_pull_async_inplace
-from psgc.torch.tensors.tensor_exchange import TensorExchange
+from psgc.torch.tensors.sent import TensorExchange
 from psgc.worker.session import Session
 
 UNNAMED: Final = "group"

@@ -1,12 +1,16 @@
-"""A bucket of a declared layout, and its step under way: what all that is synchronized bucket by bucket has in common."""
+"""A bucket of a declared layout, and its step under way: what all that is synchronized bucket by bucket has in common.
+
+What optimizers send, step after step, is synchronized by ``gradients/exchange.py``.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 
-from psgc.layout import Bucket, Layout
+from psgc.layout import Bucket, Declaration, Layout
 from psgc.torch.tensors.buffers import TensorsBuffer, staging_dtype, where_of
 from psgc.worker.session import BucketBuffer, Session, Ticket
 
@@ -97,3 +101,22 @@ class FilledBucket(SentBucket):
 
     def reset(self) -> None:
         self.tensors, self.takes_part, self.ticket = {}, False, None
+
+
+class TensorExchange:
+    """A fixed list of tensors, as broadcasts and groups of push_pulls have. Making it waits until every rank has declared the same."""
+
+    def __init__(self, session: Session, declaration: Declaration) -> None:
+        self._session, self._buckets = session, FilledBucket.all_of(session.declare(declaration))
+
+    def run(self, tensors: Sequence[torch.Tensor], *, skip: bool = False) -> None:
+        """One step: on return each tensor holds what the declaration makes of all ranks' (the mean, the sum, the root's). skip: this rank has nothing to
+        add."""
+        for bucket in self._buckets:
+            for index in bucket.bucket.tensors:
+                bucket.put(index, tensors[index], takes_part=not skip)
+            bucket.bind()
+            bucket.send(self._session)
+        self._session.wait([bucket.ticket for bucket in self._buckets if bucket.ticket is not None])
+        for bucket in self._buckets:
+            bucket.take()
