@@ -301,7 +301,7 @@ class TensorsBuffer:
             with device_faults(engine.name):
                 engine.down.record().synchronize()
             engine.runtime.host_reads(staging)
-        for engine in self._engines.values():
+        for engine in engines.values():
             engine.runtime.handed(self)
         return as_array(staging)
 
