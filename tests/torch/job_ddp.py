@@ -225,6 +225,9 @@ def conserved() -> dict[str, Any]:
     mine = DistributedDataParallel(mlp(), bucket_cap_mb=SMALL)
     own, hook = copy.deepcopy(mine.module), psgc.ddp_hook("onebit/none")
     mine.register_comm_hook(None, hook)
+    still = torch.optim.SGD(
+        mine.parameters(), lr=0.0
+    )  # results are applied, or what they left behind would be given up with them; the models stay alike
     names = [name for name, _ in own.named_parameters()]
     given, delivered = ({name: torch.zeros_like(p) for name, p in own.named_parameters()} for _ in range(2))
     for x in batches():
@@ -233,6 +236,7 @@ def conserved() -> dict[str, Any]:
             model(x).square().mean().backward()
             for name, p in zip(names, model.parameters(), strict=True):
                 totals[name] += p.grad
+        still.step()
     kept = {
         name: torch.from_numpy(memory.residual)
         for name, memory in hook._models.all[0].exchange.residuals.collect(dropped=False).tensors.items()
