@@ -27,6 +27,7 @@ from psgc.layout import (
     make_key,
 )  # fmt: skip
 from psgc.layout.collective import BROADCAST, ENCODED, ENCODED_BY_NODE, GATHERED, SUM, SUM_BY_NODE
+from psgc.layout.placement import Load, work_of
 from psgc.layout.records import NO_SERVER
 from psgc.plan.model.options import all_options
 from psgc.program.ranks import Ranks
@@ -122,27 +123,32 @@ def test_tensors_of_a_bucket_are_in_ready_order(made: Any) -> None:
         assert places == sorted(places)
 
 
-def bytes_of(layout: Layout, bucket: Bucket) -> list[tuple[int, int]]:
-    """The server of each slice of the bucket, and the most that travels of it both ways."""
+ROUNDING = 1e-9
+
+
+def loads_of(layout: Layout, bucket: Bucket) -> list[tuple[int, float]]:
+    """The server of each slice of the bucket, and what limits a server that has only such slices: the most that travels of them both ways, or their sums."""
     scheme = layout.scheme(bucket)
     slices = [part for part in bucket.parts if part.round == 0]
     pairs = [[(r.pair, r.numel) for r in scheme.rounds(part.numel)] for part in slices]
-    return [
-        (part.server, sum(pair.push.payload_bound(n) + pair.pull.payload_bound(n) for pair, n in rounds))
-        for part, rounds in zip(slices, pairs, strict=True)
-    ]
+    found = []
+    for part, rounds in zip(slices, pairs, strict=True):
+        nbytes = sum(pair.push.payload_bound(n) + pair.pull.payload_bound(n) for pair, n in rounds)
+        work = work_of(nbytes / 8 if scheme.additive else sum(n for _, n in rounds))
+        found.append((part.server, Load(nbytes, work).weight))
+    return found
 
 
 @given(layouts())
-def test_at_every_part_the_bytes_of_servers_differ_by_the_largest_part_at_most(made: Any) -> None:
+def test_at_every_part_the_loads_of_servers_differ_by_the_largest_part_at_most(made: Any) -> None:
     _, _, servers, layout = made
-    load, largest = [0] * servers, 0
+    load, largest = [0.0] * servers, 0.0
     for bucket in layout.buckets:
-        for server, nbytes in bytes_of(layout, bucket):
-            load[server] += nbytes
-            largest = max(largest, nbytes)
-            assert max(load) - min(load) <= largest
-    assert max(load) <= sum(load) / servers + largest, "no server has more than the mean and one part"
+        for server, weight in loads_of(layout, bucket):
+            load[server] += weight
+            largest = max(largest, weight)
+            assert max(load) - min(load) <= largest + ROUNDING * max(load)
+    assert max(load) <= sum(load) / servers + largest * (1 + ROUNDING), "no server has more than the mean and one part"
     if layout.buckets:
         assert layout.buckets[0].parts[0].server == layout.turn % servers
 
@@ -156,8 +162,8 @@ def test_no_server_has_more_than_a_quarter_above_the_mean_of_a_model(servers: in
         layout = build_layout(declaration, layout_id=3, servers=servers, workers=2)
         load = Counter[int]()
         for bucket in layout.buckets:
-            for server, nbytes in bytes_of(layout, bucket):
-                load[server] += nbytes
+            for server, weight in loads_of(layout, bucket):
+                load[server] += round(weight)
         assert max(load.values()) <= 1.25 * sum(load.values()) / servers + 2 * 256, "payloads of a block more at most"
 
 

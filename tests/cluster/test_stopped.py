@@ -15,18 +15,16 @@ WHO = ((1, "shm"), (1, "tcp"), (3, "tcp"), (0, "shm"))  # the server, a worker, 
 
 
 def test_whoever_is_stopped_for_longer_than_dead_s_goes_on_and_the_job_ends_well(make_job: Callable[..., Any]) -> None:
-    """A job for each, all of them stopped at the same time, until another process says for how long that one has said nothing."""
+    """A job for each, stopped in the middle until another process says for how long that one has said nothing; all are stopped at the same time."""
     jobs = [make_job(nodes=2, env={**SOON, "PSGC_TRANSPORT": transport}) for _, transport in WHO]
-    for job in jobs:
-        job.whole("--steps", "60", "--check-sums", job="steps.py")
-    for job in jobs:
-        job.processes[2].read_until("step 5:")
     for job, (who, _) in zip(jobs, WHO, strict=True):
-        job.processes[who].popen.send_signal(signal.SIGSTOP)
+        job.whole("--steps", "120", "--check-sums", job="steps.py")
+        job.processes[2].read_until("step 5:")
+        job.processes[who].popen.send_signal(signal.SIGSTOP)  # long before its last step, while the next job is not there yet
     for job, (who, _) in zip(jobs, WHO, strict=True):
         scheduler, worker, stopped = job.processes[0], job.processes[2], job.processes[who].popen
         if who == 0:
-            say(worker, "^step 60:")  # steps go on without the scheduler; then it is waited for
+            say(worker, "^step 120:")  # steps go on without the scheduler; then it is waited for
             say(worker, rf"the scheduler at .* {LONGER}; its process is stopped or busy, and is waited for")
         else:
             say(scheduler, rf"pid {stopped.pid} on .*\) {LONGER}")
