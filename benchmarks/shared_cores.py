@@ -10,8 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
 from psgc.plan.inputs.cluster import Cluster, Link
-from psgc.plan.inputs.profile import Profile
+from psgc.plan.inputs.profile import F64, Profile
 from psgc.plan.model.costs import BOTH_WAYS, CPU, GPU, MESSAGES, RECEIVE, SEND, SERVER, CodecCosts
 from psgc.plan.model.options import Constraints, Option
 from psgc.plan.model.problem import Problem, codec_costs
@@ -31,24 +33,24 @@ class SharedCores(Problem):
 
     cores: int = 1
 
-    def part_tasks(self, option: Option, numel: float, codec: CodecCosts) -> list[tuple[str, int, float]]:
-        return [made for task in super().part_tasks(option, numel, codec) for made in self._on_cores(*task)]
+    def tasks_of(self, option: Option, numel: F64, codec: CodecCosts) -> list[tuple[str, int, F64]]:
+        return [made for task in super().tasks_of(option, numel, codec) for made in self._on_cores(*task)]
 
-    def _on_cores(self, action: str, resource: int, us: float) -> list[tuple[str, int, float]]:
+    def _on_cores(self, action: str, resource: int, us: F64) -> list[tuple[str, int, F64]]:
         workers = self.cluster.gpus
         if resource == CPU:
             return [(action, GPU, us * max(1.0, workers / self.cores))]
         if resource == SERVER:  # of all servers' time each core gives its part
             on_cores = us * self.cluster.servers / self.cores
-            return [(action, GPU, on_cores), (action, SERVER, max(0.0, us - on_cores))]
+            return [(action, GPU, on_cores), (action, SERVER, np.maximum(0.0, us - on_cores))]
         if resource == MESSAGES:
-            on_cores = self.profile.overheads["next_part_us"] / 2 * workers / self.cores
-            return [(action, GPU, on_cores), (action, MESSAGES, max(0.0, us - on_cores))]
+            on_cores = np.full_like(us, self.profile.overheads["next_part_us"] / 2 * workers / self.cores)
+            return [(action, GPU, on_cores), (action, MESSAGES, np.maximum(0.0, us - on_cores))]
         if resource in (SEND, RECEIVE, BOTH_WAYS):
             return [(action, GPU, self._message_us(us) * workers / self.cores), (action, resource, us)]
         return [(action, resource, us)]
 
-    def _message_us(self, travel_us: float) -> float:
+    def _message_us(self, travel_us: F64) -> F64:
         """What cores do for the bytes of a worker's message that keeps the link which limits it busy for so long."""
         cluster = self.cluster
         on_a_host = -(-cluster.servers // cluster.nodes) if cluster.servers_on_nodes else 1

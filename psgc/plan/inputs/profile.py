@@ -21,6 +21,7 @@ import csv
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -101,7 +102,7 @@ class Spread:
     iqr: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Profile:
     """A profile; see the module's text. tensors: in the order of readiness; codecs: by name, then by device; spread, overheads, links: by name."""
 
@@ -117,9 +118,36 @@ class Profile:
     links: Mapping[str, Link] = field(default_factory=dict)
     device: str = ""  # where gradients lie: cpu, cuda, or "" if not known
 
-    @property
+    @cached_property
     def numel(self) -> int:
         return sum(tensor.numel for tensor in self.tensors)
+
+    @cached_property
+    def numel_of(self) -> Mapping[str, int]:
+        """The elements of each tensor, by its name."""
+        return {tensor.name: tensor.numel for tensor in self.tensors}
+
+    @cached_property
+    def ready_us_of(self) -> Mapping[str, float]:
+        """When each tensor is ready, by its name."""
+        return {tensor.name: tensor.ready_us for tensor in self.tensors}
+
+    @cached_property
+    def columns(self) -> tuple[F64, F64]:
+        """The elements of each tensor, and when it is ready."""
+        return np.array([tensor.numel for tensor in self.tensors], np.float64), np.array([tensor.ready_us for tensor in self.tensors], np.float64)
+
+    @cached_property
+    def _last_slower(self) -> dict[float, Profile]:
+        return {}
+
+    def slower(self, factor: float) -> Profile:
+        """The profile with a backward that takes ``factor`` times as long. The last one is kept: plans are compared in the same few variations."""
+        if factor not in self._last_slower:
+            tensors = tuple(TensorProfile(one.name, one.numel, one.ready_us * factor, one.shape) for one in self.tensors)
+            self._last_slower.clear()
+            self._last_slower[factor] = replace(self, tensors=tensors)
+        return self._last_slower[factor]
 
     @property
     def backward_us(self) -> float:

@@ -188,14 +188,15 @@ def check_fits(plan: Plan, numel_by_name: Mapping[str, int], whose: str) -> None
     for the message."""
     model = f" ({plan.model})" if plan.model else ""
     other = f"; the plan is for another model{model} or another version of it: make one with psgc plan, from a profile of this one"
-    planned = {name for bucket in plan.buckets for name in bucket.tensors}
+    planned: set[str] = set().union(*(bucket.tensors for bucket in plan.buckets))
     for bucket in plan.buckets:
-        for name in bucket.tensors:
-            if name not in numel_by_name:
-                raise UsageError(f"plan: it has a tensor {name!r}, {whose} has none such{other}")
-        size = sum(numel_by_name[name] for name in bucket.tensors)
+        try:
+            size = sum(map(numel_by_name.__getitem__, bucket.tensors))
+        except KeyError:
+            name = next(name for name in bucket.tensors if name not in numel_by_name)
+            raise UsageError(f"plan: it has a tensor {name!r}, {whose} has none such{other}") from None
         if size != bucket.numel:
             raise UsageError(f"plan: the bucket of {bucket.tensors[0]!r} has {bucket.numel} elements, in {whose} it has {size}{other}")
-    for name in numel_by_name:
-        if name not in planned:
-            raise UsageError(f"plan: no bucket has tensor {name!r} of {whose}{other}")
+    if numel_by_name.keys() - planned:
+        name = next(name for name in numel_by_name if name not in planned)
+        raise UsageError(f"plan: no bucket has tensor {name!r} of {whose}{other}")

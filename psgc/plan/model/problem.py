@@ -16,7 +16,7 @@ import numpy as np
 
 from psgc.errors import UsageError
 from psgc.plan.inputs.cluster import Cluster
-from psgc.plan.inputs.profile import OVERHEADS, V100_CODECS, CostCurve, Profile
+from psgc.plan.inputs.profile import F64, OVERHEADS, V100_CODECS, CostCurve, Profile
 from psgc.plan.model import costs, options
 from psgc.plan.model.bucketing import Tensors
 from psgc.plan.model.costs import FLOAT_BYTES, CodecCosts
@@ -220,9 +220,8 @@ class Problem:
     @cached_property
     def tensors(self) -> Tensors:
         """The tensors, in order of readiness."""
-        codec = [self.codec_numbers[tensor.name] for tensor in self.profile.tensors]
-        sizes = np.array([tensor.numel for tensor in self.profile.tensors], np.float64)
-        return Tensors(sizes, np.array([tensor.ready_us for tensor in self.profile.tensors]), np.array(codec, np.int64))
+        codec = [self.codec_numbers[tensor.name] for tensor in self.profile.tensors] if self.others else np.zeros(len(self.profile.tensors))
+        return Tensors(*self.profile.columns, np.array(codec, np.int64))
 
     @cached_property
     def options(self) -> tuple[Option, ...]:
@@ -241,13 +240,15 @@ class Problem:
             raise UsageError(f"the constraints leave no option; allow {asked}")
         return found
 
-    @cached_property
-    def ready_us(self) -> dict[str, float]:
-        return {tensor.name: tensor.ready_us for tensor in self.profile.tensors}
+    @property
+    def ready_us(self) -> Mapping[str, float]:
+        """When each tensor is ready, by its name, in that order."""
+        return self.profile.ready_us_of
 
-    @cached_property
-    def numel(self) -> dict[str, int]:
-        return {tensor.name: tensor.numel for tensor in self.profile.tensors}
+    @property
+    def numel(self) -> Mapping[str, int]:
+        """The elements of each tensor, by its name, in order of readiness."""
+        return self.profile.numel_of
 
     @cached_property
     def _costs(self) -> dict[str, CodecCosts]:
@@ -265,8 +266,12 @@ class Problem:
 
     def part_tasks(self, option: Option, numel: float, codec: CodecCosts) -> list[tuple[str, int, float]]:
         """The tasks of one part of ``numel`` elements, as (action, resource, microseconds)."""
+        return [(action, resource, float(us[0])) for action, resource, us in self.tasks_of(option, np.array([numel]), codec)]
+
+    def tasks_of(self, option: Option, numel: F64, codec: CodecCosts) -> list[tuple[str, int, F64]]:
+        """The tasks of parts of these numbers of elements, as (action, resource, microseconds for each part)."""
         return [
-            (task.action, task.resource, codec.task_us(task, numel)) for task in costs.tasks(option, self.cluster, codec, self.collectives)
+            (task.action, task.resource, codec.all_us(task, numel)) for task in costs.tasks(option, self.cluster, codec, self.collectives)
         ]
 
 
@@ -298,6 +303,25 @@ def ranks(buckets: Sequence[PlannedBucket], order: Sequence[int]) -> Ints:
     return rank
 
 
+# The actions of an option's tasks, and by a part's size their resources and microseconds.
+_Priced = tuple[list[str], dict[float, list[tuple[int, float]]]]
+
+
+def _priced(problem: Problem, buckets: Sequence[PlannedBucket], sizes: Sequence[Sequence[float]]) -> dict[tuple[Option, str], _Priced]:
+    """The tasks of the buckets' parts, by option and codec, each size once. sizes: of each bucket's parts."""
+    found: dict[tuple[Option, str], _Priced] = {}
+    wanted: dict[tuple[Option, str], tuple[CodecCosts, dict[float, None]]] = {}
+    for bucket, parts in zip(buckets, sizes, strict=True):
+        codec = problem.costs_of(bucket)
+        wanted.setdefault((bucket.option, codec.name), (codec, {}))[1].update(dict.fromkeys(parts))
+    for (option, name), (codec, distinct) in wanted.items():
+        tasks = problem.tasks_of(option, np.array(list(distinct)), codec)
+        by_size = zip(*([(resource, us) for us in times.tolist()] for _, resource, times in tasks), strict=True)
+        made = map(list, by_size) if tasks else ([] for _ in distinct)
+        found[option, name] = [action for action, _, _ in tasks], dict(zip(distinct, made, strict=True))
+    return found
+
+
 def simulate(problem: Problem, buckets: Sequence[PlannedBucket]) -> Simulated:
     """Simulate a step of these buckets, each with its own codec. Every part is a chain of tasks.
 
@@ -305,22 +329,19 @@ def simulate(problem: Problem, buckets: Sequence[PlannedBucket]) -> Simulated:
     first, then to the one that comes first in ``buckets``.
     Raises UsageError for buckets of another model, codecs without times in the profile, and parts that do not add up to their bucket."""
     check_fits(Plan("", problem.cluster.name, tuple(buckets)), problem.numel, f"the profile of {problem.profile.model or 'the model'}")
-    ready = [max(problem.ready_us[name] for name in bucket.tensors) for bucket in buckets]
+    ready_us = problem.ready_us
+    ready = [max(map(ready_us.__getitem__, bucket.tensors)) for bucket in buckets]
     order = sorted(range(len(buckets)), key=lambda index: (ready[index], -buckets[index].priority, index))
+    sizes = [bucket.part_sizes() for bucket in buckets]
+    priced = _priced(problem, buckets, sizes)
     chains: list[list[tuple[int, float]]] = []
-    priced: dict[tuple[Option, str, float], list[tuple[str, int, float]]] = {}
     starts, rows = [], []
     for index in order:
-        bucket = buckets[index]
-        sizes, codec = bucket.part_sizes(), problem.costs_of(bucket)
-        for size in dict.fromkeys(sizes):
-            if (bucket.option, codec.name, size) not in priced:  # a model's layers repeat, so many parts cost the same
-                priced[bucket.option, codec.name, size] = problem.part_tasks(bucket.option, size, codec)
-        for part, size in enumerate(sizes):
-            of_part = priced[bucket.option, codec.name, size]
-            chains.append([(resource, us) for _, resource, us in of_part])
+        tasks, of_sizes = priced[buckets[index].option, problem.costs_of(buckets[index]).name]
+        for part, size in enumerate(sizes[index]):
+            chains.append(of_sizes[size])
             starts.append(ready[index])
-            rows += [Row(index, part, action) for action, _, _ in of_part]
+            rows += [Row(index, part, action) for action in tasks]
     made = chains_of(starts, chains, problem.threads.tolist(), problem.tensors.ready_us, ranks(buckets, order))
     timeline = run(made)
     return Simulated(timeline.step_us, made, timeline, tuple(rows))

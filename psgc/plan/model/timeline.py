@@ -355,24 +355,130 @@ def resume(run: Any, until: Any, limit: Any) -> Any:
     return step
 
 
+_KINDS: Final = len(RESOURCES) + 3  # of tasks: on each of RESOURCES, and on each group of them
+_EARLY, _DUE = 0, 1  # a kind's queues: chains that are not there yet when their resources are free, by time; and those that wait for them, by rank
+
+
+class _Queues(NamedTuple):
+    """The chains whose next tasks can begin once their resources are free: binary heaps, by kind and queue. size: of each heap; chain: its chains."""
+
+    size: Any
+    chain: Any
+    available: Any
+    rank: Any
+
+
+@inlined
+def _kind(resource: Any) -> Any:
+    return resource if resource >= 0 else len(RESOURCES) - 1 - resource
+
+
+@inlined
+def _goes_before(queues: Any, queue: Any, one: Any, other: Any) -> Any:
+    if queue == _EARLY and queues.available[one] != queues.available[other]:
+        return queues.available[one] < queues.available[other]
+    return queues.rank[one] < queues.rank[other]
+
+
+@helper
+def _put(queues: Any, kind: Any, queue: Any, place: Any, chain: Any) -> None:
+    """Put a chain into a heap's empty place, or above it."""
+    heap = queues.chain[kind, queue]
+    while place > 0 and _goes_before(queues, queue, chain, heap[(place - 1) // 2]):
+        heap[place] = heap[(place - 1) // 2]
+        place = (place - 1) // 2
+    heap[place] = chain
+
+
+@helper
+def _push(queues: Any, kind: Any, queue: Any, chain: Any) -> None:
+    queues.size[kind, queue] += 1
+    _put(queues, kind, queue, queues.size[kind, queue] - 1, chain)
+
+
+@helper
+def _remove(queues: Any, kind: Any, queue: Any, place: Any) -> None:
+    """Remove the chain at a place of a heap."""
+    heap = queues.chain[kind, queue]
+    last = queues.size[kind, queue] - 1
+    queues.size[kind, queue] = last
+    while 2 * place + 1 < last:  # fill the place from below, then put the last chain into the place that gets empty
+        below = 2 * place + 1
+        if below + 1 < last and _goes_before(queues, queue, heap[below + 1], heap[below]):
+            below += 1
+        heap[place] = heap[below]
+        place = below
+    if place < last:
+        _put(queues, kind, queue, place, heap[last])
+
+
+@helper
+def _first_by(queues: Any, until: Any, place: Any, stack: Any) -> Any:
+    """The place of the chain with the least rank among those of the GPU's early queue that are there by ``until``; ``place`` is that of one of them."""
+    heap, count, waiting = queues.chain[GPU, _EARLY], queues.size[GPU, _EARLY], 1
+    stack[0] = 0
+    while waiting:
+        waiting -= 1
+        one = stack[waiting]
+        if one < count and queues.available[heap[one]] <= until:
+            place = one if queues.rank[heap[one]] < queues.rank[heap[place]] else place
+            stack[waiting], stack[waiting + 1] = 2 * one + 1, 2 * one + 2
+            waiting += 2
+    return place
+
+
 @kernel(types.float64(_IN_F64, _IN_I64, _IN_I64, _IN_F64, _IN_I64, _IN_F64, _IN_I64, _OUT_F64, _OUT_F64))
-def _run(ready: Any, first: Any, resource: Any, us: Any, threads: Any, moments: Any, rank: Any, start: Any, computed: Any) -> Any:
-    made = new_run(
-        ready, resource, us, us, threads, moments, rank, (first[1:] - first[:-1]).max()
-    )  # rest_us is compared with the limit only, and this run has none
-    made.begins[:], made.ends[:] = first[:-1], first[1:]
-    for chain in range(ready.size - 2, -1, -1):  # a bucket's many equal parts: only the first that has not begun can begin next
-        tasks, others = first[chain], first[chain + 1]
-        count = others - tasks
-        same = ready[chain] == ready[chain + 1] and rank[chain] < rank[chain + 1] and first[chain + 2] - others == count
-        for task in range(count if same else 0):
-            same = same and resource[tasks + task] == resource[others + task] and us[tasks + task] == us[others + task]
-        if same:
-            made.alike[chain] = made.alike[chain + 1]
-    begin(made)
-    step = resume(made, ready.size, np.inf)
-    start[:], computed[:] = made.start_us, made.computed_us
-    return step
+def _run(ready: Any, first: Any, resource: Any, us: Any, threads: Any, moments: Any, rank: Any, start: Any, computed_us: Any) -> Any:
+    """``resume`` from beginning to end. It has queues, because the plans of other systems have ten thousand chains that wait; a search's have some tens,
+    which it goes through."""
+    made = new_run(ready, resource, us, us, threads, moments, rank, 0)
+    state, nexts, available, count = made.state, first[:-1].copy(), made.available_us, ready.size
+    queues = _Queues(np.zeros((_KINDS, 2), np.int64), np.empty((_KINDS, 2, count), np.int64), available, rank)
+    stack = np.empty(2 * count + 2, np.int64)
+    computed, delay, step = 0, 0.0, 0.0
+    while True:
+        when, own, chosen, queue, place = np.inf, 0, -1, 0, 0
+        for kind in range(_KINDS):
+            early, due = queues.chain[kind, _EARLY], queues.chain[kind, _DUE]
+            if not queues.size[kind, _EARLY] + queues.size[kind, _DUE]:
+                continue
+            free = _free_at(state, kind if kind < len(RESOURCES) else len(RESOURCES) - 1 - kind)
+            while queues.size[kind, _EARLY] and available[early[0]] <= free:
+                chain = early[0]
+                _remove(queues, kind, _EARLY, 0)
+                _push(queues, kind, _DUE, chain)
+            kept, at = (_DUE, 0) if queues.size[kind, _DUE] else (_EARLY, 0)
+            chain = due[0] if kept == _DUE else early[0]
+            possible = max(available[chain], free)
+            if kind == GPU:
+                possible = when_on_gpu(moments, made.moment[computed - 1], delay, possible)
+                if queues.size[kind, _EARLY] and available[early[0]] <= possible:  # others may wait for the same moment
+                    other = _first_by(queues, possible, 0, stack)
+                    if kept == _EARLY or rank[early[other]] < rank[chain]:
+                        kept, at, chain = _EARLY, other, early[other]
+            if possible < when or (possible == when and rank[chain] < rank[chosen]):
+                when, own, chosen, queue, place = possible, kind, chain, kept, at
+        if computed < count and ready[computed] + delay <= when:
+            moment, end = ready[computed], ready[computed] + delay
+            while computed < count and ready[computed] == moment:
+                computed_us[computed] = available[computed] = end
+                if nexts[computed] < first[computed + 1]:
+                    _push(queues, _kind(resource[nexts[computed]]), _EARLY, computed)
+                computed += 1
+        elif chosen < 0:
+            return step
+        else:
+            task = nexts[chosen]
+            _remove(queues, own, queue, place)
+            start[task], nexts[chosen] = when, task + 1
+            end = when + us[task]
+            available[chosen] = end
+            _hold(made, resource[task], end)
+            if own == GPU and computed < count:
+                delay += us[task]
+            if task + 1 < first[chosen + 1]:
+                _push(queues, _kind(resource[task + 1]), _EARLY, chosen)
+        step = max(step, end)
 
 
 def run(chains: Chains) -> Timeline:

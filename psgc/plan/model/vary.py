@@ -76,9 +76,10 @@ def _profile(profile: Profile, change: Change) -> Profile:
     factor = change.backward / change.compute
     if factor == 1 and change.compute == 1:
         return profile
-    tensors = tuple(replace(tensor, ready_us=tensor.ready_us * factor) for tensor in profile.tensors)
-    forward = None if profile.forward_us is None else profile.forward_us / change.compute
-    return replace(profile, tensors=tensors, forward_us=forward)
+    slower = profile.slower(factor)
+    if profile.forward_us is None or change.compute == 1:
+        return slower
+    return replace(slower, forward_us=profile.forward_us / change.compute)
 
 
 def _codec(codec: CodecCosts, change: Change) -> CodecCosts:
