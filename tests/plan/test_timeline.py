@@ -45,6 +45,28 @@ def test_the_kernel_is_the_definition(job: Job, threads: list[int], random: Rand
     np.testing.assert_array_equal(quick.computed_us, plain.computed_us)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_of_hundreds_of_chains_that_wait_for_one_another_the_kernel_starts_each_task_when_the_definition_does(seed: int) -> None:
+    """As in plans of a bucket a tensor: links are held up for long, several parts of a bucket are alike, and many tasks wait for the same moment of
+    backward."""
+    rng = np.random.default_rng(seed)
+    kinds = [
+        [(GPU, 1.0), (BOTH_WAYS, 9.0), (GPU, 2.0)],
+        [(INTRA, 3.0), (ALL_LINKS, 8.0)],
+        [(CPU, 6.0), (SEND, 5.0), (IN_FLIGHT, 4.0), (RECEIVE, 5.0)],
+    ]
+    sizes = rng.integers(1, 4, 120)
+    parts = np.repeat(np.arange(120), rng.integers(1, 4, 120)).tolist()
+    job = [[(resource, us * float(sizes[bucket])) for resource, us in kinds[bucket % 3]] for bucket in parts]
+    ready, threads = np.cumsum(rng.integers(0, 4, 120)).astype(float), [1] * len(RESOURCES)
+    threads[CPU] = 2
+    made = chains_of(ready[parts].tolist(), job, threads, np.unique(ready), rng.permutation(len(parts)) if seed % 2 else None)
+    plain, quick = define_timeline(made), run(made)
+    assert quick.step_us == plain.step_us
+    np.testing.assert_array_equal(quick.start_us, plain.start_us)
+    np.testing.assert_array_equal(quick.computed_us, plain.computed_us)
+
+
 @given(JOBS)
 def test_no_resource_does_two_tasks_at_once_and_tasks_keep_their_order(job: Job) -> None:
     made = chains(job)

@@ -135,7 +135,9 @@ class Profile:
     @cached_property
     def columns(self) -> tuple[F64, F64]:
         """The elements of each tensor, and when it is ready."""
-        return np.array([tensor.numel for tensor in self.tensors], np.float64), np.array([tensor.ready_us for tensor in self.tensors], np.float64)
+        return np.array([tensor.numel for tensor in self.tensors], np.float64), np.array(
+            [tensor.ready_us for tensor in self.tensors], np.float64
+        )
 
     @cached_property
     def _last_slower(self) -> dict[float, Profile]:

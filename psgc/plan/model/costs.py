@@ -215,8 +215,13 @@ def walk(option: Option, copies: int = NO_COPIES) -> tuple[tuple[Atom, ...], Hel
     held, atoms = Held(), []
     for number, action in enumerate(option):
         atoms.append(Atom(action, held, copies != NO_COPIES and number == len(option) - 1))
-        held = _after(action, held)._replace(on_host=copies != NO_COPIES and _on_host(action, held, copies == ALL_ON_HOSTS))
+        held = _then(action, held, copies)
     return tuple(atoms), held
+
+
+@functools.cache  # thousands of options consist of a few hundred actions after what was held before
+def _then(action: str, held: Held, copies: int) -> Held:
+    return _after(action, held)._replace(on_host=copies != NO_COPIES and _on_host(action, held, copies == ALL_ON_HOSTS))
 
 
 def copies_of(cluster: Cluster) -> int:

@@ -356,7 +356,8 @@ def resume(run: Any, until: Any, limit: Any) -> Any:
 
 
 _KINDS: Final = len(RESOURCES) + 3  # of tasks: on each of RESOURCES, and on each group of them
-_EARLY, _DUE = 0, 1  # a kind's queues: chains that are not there yet when their resources are free, by time; and those that wait for them, by rank
+# A kind's queues: chains that are not there yet when their resources are free, by time; and those that wait for their resources, by rank.
+_EARLY, _DUE = 0, 1
 
 
 class _Queues(NamedTuple):

@@ -18,6 +18,7 @@ from psgc.plan.methods.bound import Bounds, lower_bounds
 from psgc.plan.methods.espresso import espresso
 from psgc.plan.methods.registry import METHODS, find
 from psgc.plan.methods.result import Found
+from psgc.plan.methods.search import search
 from psgc.plan.model.job import Job
 from psgc.plan.model.options import encodes
 from psgc.plan.model.plan import PlannedBucket
@@ -36,6 +37,7 @@ RUNS: Final = 3
 # A search that takes longer is not timed again, because other work on the machine matters less to it.
 LONG_US: Final = 1e5
 WARM_UP_TENSORS: Final = 8
+WARM_UP_ANNEALING: Final = 1.0  # a move a round loads all that a search calls
 PATIENCE_S: Final = 5.0  # for Espresso, which takes minutes for thousands of tensors
 
 
@@ -188,8 +190,8 @@ def _found_in(seconds: float | None, method: str, problem: Problem) -> Found:
 
 def _found_warm(method: str, problem: Problem) -> Found:
     """The method's plan, with the planning time of a process that has planned before: after a warm-up on a few tensors, the minimum of ``RUNS``."""
-    few = problem.profile.tensors[:WARM_UP_TENSORS]
-    find(method, replace(problem, profile=replace(problem.profile, tensors=few)))
+    few = replace(problem, profile=replace(problem.profile, tensors=problem.profile.tensors[:WARM_UP_TENSORS]))
+    _ = search(few, WARM_UP_ANNEALING) if method == BEST else find(method, few)
     runs = [find(method, replace(problem))]
     while len(runs) < RUNS and runs[0].select_us < LONG_US:
         runs.append(find(method, replace(problem)))
