@@ -232,7 +232,7 @@ def test_payloads_of_a_rank_whose_gradient_has_moved_to_another_device_are_excha
 def test_every_wait_of_a_payload_that_stays_on_the_device_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each place of the device groups and of held payloads that makes a stream wait is left out once: the recorder must find a race."""
     real, sites, left_out = RecordingStream.wait, set[tuple[str, str]](), None
-    watched = ("DeviceGroup._run", "DeviceElements._enqueue", "DeviceElements._laid_out", "TensorsBuffer._laid_out")
+    watched = ("DeviceGroup._run", "DeviceElements._enqueue", "DeviceElements._laid_out", "_FlatOnDevice._laid_out")
 
     def wait(stream: RecordingStream, event: Any) -> None:
         code = sys._getframe(1).f_code

@@ -128,7 +128,7 @@ class _Bound:
         return self.engines.get(tensor.device) if self.engines and engine_of(tensor) is not None else None
 
 
-class _FlatThere:
+class _FlatOnDevice:
     """A bucket's elements, flat, on the device that they lie on. elements: of this step, once they are laid out. wide: they are laid out in float32, whatever
     the tensors' dtype."""
 
@@ -213,7 +213,7 @@ class TensorsBuffer:
         self._staging: torch.Tensor | None = None
         self._in_place = False
         self._there: tuple[Engine, str, DeviceElements] | None = None  # with the codec that it is of
-        self._flat = _FlatThere(self._shapes)
+        self._flat = _FlatOnDevice(self._shapes)
         self.skipped = False
         self.made: tuple[torch.Tensor | None, ...] = ()
 
