@@ -8,14 +8,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from psgc.codecs import BucketContext, parse_scheme
 from psgc.config import Config
-from psgc.errors import JobFailed, UsageError
+from psgc.errors import JobFailed, PsgcError, UsageError
 from psgc.layout import Declaration, Layout, build_layout
 from psgc.layout.byteps_hash import HashPlacement
 from psgc.observe.figures import Figures
@@ -36,6 +36,7 @@ from psgc.worker.submission import Submission
 from psgc.worker.tickets import StepTicket, TicketBoard
 
 logger = logging.getLogger(__name__)
+LAST_WORDS_S: Final = 3.0  # limit on telling the scheduler why this rank could not join
 
 
 class ClusterSession(Session):
@@ -65,7 +66,12 @@ class ClusterSession(Session):
         session = cls(config)
         session._network.start()
         session._network.ready.wait()
-        session.check()
+        try:
+            session.check()
+        except PsgcError:
+            session._network.close()
+            session._network.stopped.wait(LAST_WORDS_S)  # the others are to hear why this rank ends, which this process may do at once
+            raise
         topology = session._network.topology
         assert topology is not None
         session.rank, session.size = topology.rank, topology.size

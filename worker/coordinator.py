@@ -344,6 +344,6 @@ class Coordinator:
         )
         self._dealer.send(header, body)
 
-    def close(self) -> None:
+    def close(self, linger_ms: int = 500) -> None:
         self.voice.close()
-        self._dealer.close(linger_ms=500)
+        self._dealer.close(linger_ms)

@@ -40,6 +40,7 @@ from psgc.worker.residuals.transfers import Transfer
 from psgc.worker.tickets import StepTicket, TicketBoard
 
 logger = logging.getLogger(__name__)
+LINGER_MS = 2000  # limit on getting rid of the last messages, as why this rank ends; on a busy machine this may take a while
 TURN_S = 0.02  # time for other threads' calls in one turn of the loop
 
 
@@ -364,8 +365,8 @@ class Network(threading.Thread):
 
     def _shut(self) -> None:
         self._connections.close()
-        self._coordinator.close()
-        self._context.destroy(linger=500)
+        self._coordinator.close(LINGER_MS)
+        self._context.destroy(linger=LINGER_MS)
         self._arena.close()
         if self.error is None:
             self._launcher.tell("left")

@@ -30,11 +30,16 @@ def main() -> int:
     parser.add_argument("--until", help="file that ends the job before the next step, once it exists")
     parser.add_argument("--check-sums", action="store_true", help="every rank pushes the step number; the mean must be that")
     options = parser.parse_args()
+    session = None
     try:
-        return steps(ClusterSession.open(Config.from_env()), options)
+        session = ClusterSession.open(Config.from_env())
+        return steps(session, options)
     except PsgcError as error:
         print(f"psgc: {error}")
         return 1
+    finally:  # as psgc.torch does at exit
+        if session is not None:
+            session.close()
 
 
 def steps(session: ClusterSession, options: argparse.Namespace) -> int:
