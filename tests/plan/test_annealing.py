@@ -64,6 +64,15 @@ def test_its_plan_takes_the_step_that_the_simulation_gives_and_none_longer_than_
     assert sorted(name for bucket in plan for name in bucket.tensors) == sorted(problem.numel)
 
 
+def test_a_plan_has_no_bucket_without_tensors() -> None:
+    """A split that leaves all tensors where they are, beside another move, makes none; in this job it did."""
+    made = searched(random_job(137, 24, Constraints()))
+    assert made.best is not None
+    buckets = made.best.bucketing
+    assert sorted(set(buckets.of.tolist())) == list(range(len(buckets.parts)))
+    assert (buckets.parts > 0).all()
+
+
 def at_once(problem: Problem, groups: int) -> Problem:
     """The problem with tensors that are ready in so many groups."""
     tensors = problem.profile.tensors

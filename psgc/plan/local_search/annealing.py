@@ -172,7 +172,8 @@ def _split(state: Any, tensors: Any, rng: Any) -> Any:
                 move_tensor(state, tensors, tensor, new)
             left -= 1
         tensor -= 1
-    if state.members[new] == 0:
+    if state.members[new] == 0:  # all have stayed: the number, the last in the order, is free again
+        state.size[0] -= 1
         return False
     if _uniform(rng) < 0.5:
         state.parts[bucket] = max(1, state.parts[bucket] // 2)

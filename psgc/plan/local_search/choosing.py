@@ -153,14 +153,12 @@ class Search:
         parts[:buckets], option[:buckets] = start.bucketing.parts, space.positions(options, start.options)
         turn[:buckets] = np.arange(buckets) if start.turn is None else start.turn
         least, most = (float(BLOCK), float(MAX_PART)) if self.problem.cuts_as_jobs else (1.0, np.inf)
-        step, _, work = anneal(
+        step, buckets, work = anneal(
             tensors.numel, tensors.ready_us, tensors.codec, np.searchsorted(tensors.ready_us, tensors.ready_us), least, most, MAX_PARTS,
             space.tasks(options), np.ascontiguousarray(space.fits(options)), space.resources, *space.costs, space.threads, space.moments_us,
             of, parts, option, turn, seed, float(budget), hot, COLD,
         )  # fmt: skip
-        held, of = np.unique(of, return_inverse=True)  # a bucket whose last tensor has left it is none
-        parts, option, turn = parts[held], option[held], turn[held]
-        made, number = renumbered(tensors, of, parts.tolist())
+        made, number = renumbered(tensors, of, parts[:buckets].tolist())
         order = np.argsort(number)
         return Chosen(step, step, self.cut(made), options[option[order]], np.argsort(np.argsort(turn[order], kind="stable"))), work
 
