@@ -32,7 +32,9 @@ from psgc.wire.reports import Observed, Report, ReportOf
 FAREWELL_S = 2.0  # after a fault: how long members may take to say BYE
 SEEN_OUT_S = 15.0  # after the workers have left: how long servers may take
 OBSERVED_S = 0.2  # so long an answer to observers may be given again
-LAST_WORDS_S = 1.0  # after a process has ended: what it said last, as why it failed, may still be on its way on a busy machine
+# After a process has ended: what it said last, as why it failed, may still be on its way on a busy machine. Well below the few heartbeats for which
+# its peers in a collective wait for this scheduler to say who has died.
+LAST_WORDS_S = 0.5
 LAUNCHED = 12  # members that a launcher knows to live are named so many times later: they import, or compile kernels, on a busy machine
 
 
