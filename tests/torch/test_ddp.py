@@ -82,6 +82,36 @@ def test_the_mean_comes_back_whatever_ddp_puts_into_its_buckets(ranks: Any, fuse
     assert {step.layout for step in ranks.steps} == {"ddp0"}, "one layout, however often DDP makes new buckets"
 
 
+def test_gradients_have_left_before_their_results_are_said_to_be_there(ranks: Any) -> None:
+    seen: list[list[str]] = []
+
+    class AtOnce:
+        """Results are there before DDP's hook returns."""
+
+        def complete_after(self, tickets: Sequence[Any], completion: Completion, then: Callable[[], None]) -> None:
+            api.current_session().wait(tickets)
+            then()
+            completion.complete()
+
+    class Observer:
+        def __init__(self) -> None:
+            self.told: list[str] = []
+
+        def __getattr__(self, name: str) -> Callable[..., None]:
+            return lambda *_: self.told.append(name)
+
+    def work(rank: int) -> None:
+        model, observer = Model(), Observer()
+        model.gradients._order._completer = AtOnce()  # type: ignore[assignment]
+        model.gradients.exchange.observer = observer  # type: ignore[assignment]
+        for step, buckets in enumerate((FIRST, REBUILT)):
+            model.step(grads_of(rank, step), buckets)
+        seen.append([name for name in observer.told if name != "ready"])
+
+    ranks.run(2, work)
+    assert seen == [["begins", "leaving", "delivered"] * 2] * 2
+
+
 def test_buckets_leave_as_soon_as_they_are_complete_once_there_is_a_layout(ranks: Any) -> None:
     seen: list[list[int]] = []
 

@@ -129,6 +129,8 @@ class DdpGradients(FrontEnd[FilledBucket]):
         for bucket in touched:
             if bucket.complete:
                 self.exchange.submit(bucket)
+        if arrival.last and self.exchange.observer is not None:
+            self.exchange.observer.leaving()  # before the results can be there: another thread tells of those
         self._order.add(arrival, list(touched), functools.partial(self._over, time.monotonic()) if arrival.last else _nothing)
 
     def _over(self, left: float) -> None:
@@ -147,8 +149,6 @@ class DdpGradients(FrontEnd[FilledBucket]):
                 absent = next(self.parameters.names[index] for index in bucket.bucket.tensors if index not in bucket.tensors)
                 raise UsageError(f"DDP did not reduce the gradient of {absent!r} in this step, as it did in the first; psgc cannot go on")
             bucket.reset()
-        if exchange.observer is not None:
-            exchange.observer.leaving()
         self.steps += 1
         exchange.deliver()
         if not self._next.came:  # this rank has run out of batches (join), and the others step
