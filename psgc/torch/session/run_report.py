@@ -14,6 +14,7 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from typing import Final
 
+from psgc.codecs.registry import SCRIPT_CODEC
 from psgc.layout import Layout
 from psgc.worker.session import Session, Ticket
 
@@ -197,10 +198,13 @@ def described(layout: Layout) -> str:
     for bucket, part in layout.parts():
         round_ = layout.scheme(bucket).rounds(part.numel)[part.round]
         carried += round_.pair.push.payload_bound(round_.numel) + round_.pair.pull.payload_bound(round_.numel)
+    if any(codec.startswith(f"{SCRIPT_CODEC}:") for codec in codecs):  # its payloads take what the script likes
+        bytes_ = f"at most {amount(carried)} a step, fp32 {amount(8 * numel)}"
+    else:
+        bytes_ = f"{amount(carried)} a step, {_times(8 * numel / carried)} fp32, {_times(4 * numel / carried)} bf16"
     return (
         f"{layout.name}: {_count(len(layout.tensors), 'tensor')} ({_count(numel, 'element')}) in {_count(len(layout.buckets), 'bucket')}, "
-        f"codec {by}; each worker sends and receives {amount(carried)} a step, {_times(8 * numel / carried)} fp32, "
-        f"{_times(4 * numel / carried)} bf16"
+        f"codec {by}; each worker sends and receives {bytes_}"
     )
 
 
