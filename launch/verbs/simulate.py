@@ -41,6 +41,7 @@ def simulate(
         from psgc.plan.model.problem import simulate as simulate_plan
         from psgc.plan.planfile.reading import load_plan
         from psgc.plan.planfile.runtime import why_not_run
+        from psgc.plan.report.running import unpriced
         from psgc.plan.report.trace import trace as trace_of
     planned = load_plan(plan)
     own = () if codec else {bucket.codec for bucket in planned.buckets}
@@ -55,7 +56,9 @@ def simulate(
         write(trace, json.dumps(trace_of(found, buckets, f"{planned.model} on {job.problem.cluster.name}")), "--trace")
     lanes = [{"lane": lane, "busy_ms": us / 1e3} for lane, us in busy_us(work).items()]
     refused = why_not_run(planned, plan)
-    answer: dict[str, Any] = {"step_ms": found.step_us / 1e3, "lanes": lanes, "overlap": overlap(work), "runnable": refused is None}
+    priceless = unpriced(job.problem, buckets)
+    runs = refused is None and not priceless
+    answer: dict[str, Any] = {"step_ms": found.step_us / 1e3, "lanes": lanes, "overlap": overlap(work), "runnable": runs}
     if forward:
         iteration = with_forward(job.problem, buckets, found)
         answer["iteration_ms"] = {"barrier": iteration.barrier_us / 1e3, "overlapped": iteration.overlapped_us / 1e3}
@@ -63,8 +66,10 @@ def simulate(
         print(json.dumps(answer))
     else:
         lacks = f"{plan} lacks {' and '.join(planned.unknown)}"
-        runs = "this version of psgc runs the plan" if refused is None else f"this version of psgc does not run the plan: {refused}"
-        _print_step(answer, (*job.notes, *([lacks] if planned.unknown else []), runs))
+        told = "this version of psgc runs the plan" if refused is None else f"this version of psgc does not run the plan: {refused}"
+        if refused is None and priceless:
+            told += ", but not in this time: the cluster does not say what runs its collectives between GPUs (collectives)"
+        _print_step(answer, (*job.notes, *([lacks] if planned.unknown else []), told))
 
 
 def _print_step(answer: dict[str, Any], notes: tuple[str, ...]) -> None:

@@ -7,15 +7,20 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
 
 from psgc.layout import BucketSpec, Declaration, Layout, TensorSpec, build_layout
-from psgc.plan.model.options import all_options
+from psgc.plan.methods.search import QUICK, search
+from psgc.plan.model.options import all_options, over_groups
+from psgc.plan.model.problem import Problem
+from psgc.plan.report.running import as_jobs_run, running
 from psgc.torch.device import engines
 from psgc.torch.tensors.buffers import TensorsBuffer
 from psgc.worker.submission import Submission
 from tests.device.recording import RecordingRuntime
 from tests.device.steps import use_recorded
 from tests.device.test_device_payloads import Connected
+from tests.plan.questions import questions
 from tests.worker.over_groups import Job
 
 ON_GPUS = all_options(("gpu",))
@@ -94,6 +99,18 @@ def through_hosts(options: list[tuple[str, ...]], codec: str, sizes: tuple[int, 
 def test_a_sample_of_the_options_on_gpus_gives_every_rank_the_exact_mean() -> None:
     from_device_to_device(list(ON_GPUS[::17]), "none", (1, 2))
     through_hosts(list(ON_GPUS[5::17]), "topk:k=0.999999", (2, 1))
+
+
+@pytest.mark.timeout(300)
+@settings(max_examples=4, deadline=None)
+@given(questions(("cuda",)).filter(lambda problem: problem.cluster.gpus > 1 and problem.cluster.collectives))
+def test_what_planners_call_runnable_for_gpus_a_job_runs_on_them(problem: Problem) -> None:
+    planned, to_run = search(problem, QUICK), search(as_jobs_run(problem), QUICK)
+    chosen = [*(planned.buckets if running(problem, planned.buckets).runs else ()), *to_run.buckets]
+    options = [option for option in dict.fromkeys(bucket.option for bucket in chosen) if over_groups(option)]
+    sizes = (problem.cluster.gpus_per_node,) * problem.cluster.nodes
+    if options:
+        (from_device_to_device if problem.cluster.collectives == "nccl" else through_hosts)(options, "none", sizes)
 
 
 @pytest.mark.long

@@ -188,7 +188,9 @@ def test_estimates_are_labelled_and_measured_times_used() -> None:
     assert {one["name"]: one["times"] for one in found["candidates"] if one["kind"] == "compress"} == {
         "int8": "measured", "int4": "estimated", "onebit": "estimated", "topk": "estimated", "powersgd": "estimated",
     }  # fmt: skip
-    assert any("codec times of int4, onebit, topk are estimates: bytes moved at 70% of the 3350 GB/s" in note for note in found["notes"])
+    assert any(
+        "codec times of int4, onebit, powersgd, topk are estimates: bytes moved at 70% of the 3350 GB/s" in note for note in found["notes"]
+    )
     assert any("codec times of int4, onebit, powersgd, topk on CPUs are estimates" in note for note in found["notes"])
 
 
@@ -270,6 +272,28 @@ def test_powersgd_is_advised_from_the_shapes_that_a_profile_keeps() -> None:
     assert whole["ratio_fp32"] == pytest.approx(1, rel=0.02)
     shapeless = replace(profile, tensors=tuple(replace(tensor, shape=None) for tensor in square))
     assert not any(one["name"].startswith("powersgd") for one in advise(shapeless, where, standard=LENIENTLY)["candidates"])
+
+
+def test_powersgd_is_encoded_where_gradients_lie() -> None:
+    """A job keeps PowerSGD's state on the GPU where gradients lie there: only P and Q cross the link to the host."""
+    square = tuple(TensorProfile(f"w{number}", 1 << 20, 100.0 * number, (1024, 1024)) for number in range(8))
+    quick = CostCurve((1.0, 1e9), (20.0, 20.0), (20.0, 20.0))
+    profile = Profile(
+        "eight",
+        square,
+        device="cuda",
+        forward_us=500.0,
+        codecs={"powersgd": {**hosts("powersgd", 5000.0)["powersgd"], "server": quick, "gpu": quick}},
+    )
+    where = cluster_of("a100", 4, 1, 10.0, 50.0, 1)
+    at_hosts = replace(where, host=None, collectives="")
+    measured, estimated, on_hosts = (
+        advise(given, of, memory_gbps=2039.0, standard=LENIENTLY, codecs=("powersgd:rank=4",))
+        for given, of in ((profile, where), (replace(profile, codecs={}), where), (replace(profile, device="cpu"), at_hosts))
+    )
+    ms = [one["iteration_ms"] for found in (measured, estimated, on_hosts) for one in found["candidates"] if one["kind"] == "compress"]
+    assert ms[0] < ms[1] < 0.5 * ms[2], ms
+    assert any("codec times of powersgd are estimates: bytes moved at 70% of the 2039 GB/s" in note for note in estimated["notes"])
 
 
 def test_powersgd_knows_the_shapes_of_well_known_models_and_is_refused_without_shapes() -> None:

@@ -30,6 +30,7 @@ from psgc.plan.report import assessment
 from psgc.plan.report.assessment import LEAST_MARGIN, Assessment, assess
 from psgc.plan.report.document import document
 from psgc.plan.report.reasons import quickest, reasons, sentence
+from psgc.plan.report.running import running
 from psgc.plan.report.sentences import STEPS_MEASURED, about_memory, about_quality, about_running, from_best, not_verified, verdict
 from psgc.plan.report.wording import ms
 
@@ -234,19 +235,24 @@ def test_a_plan_says_whether_this_version_runs_it_and_what_it_runs_instead() -> 
     assert about_running(runs) == "this version runs the plan: psgc run --plan"
 
 
-def test_a_plan_of_collectives_with_codecs_on_cpus_runs() -> None:
+def test_a_plan_of_collectives_runs_in_the_predicted_time_where_it_is_known_what_runs_them() -> None:
     found = assessed(1)
     assert encodes(found.found.buckets[0].option)
-    assert document(found)["runnable"] is True
-    assert about_running(found) == (
-        "this version runs the plan: psgc run --plan; it moves the data of collectives through hosts' memory, which makes them slower than "
-        "predicted where gradients lie on GPUs; with PSGC_COLLECTIVES=auto they go from GPU to GPU where each rank has one"
-    )
-    for collectives, said in (("host", "as predicted"), ("nccl", "set PSGC_COLLECTIVES=nccl")):
+    said = document(found)
+    every = list(range(len(found.found.buckets)))
+    assert (said["runnable"], said["prediction"]["running"]["refused"], said["prediction"]["running"]["unpriced"]) == (False, [], every)
+    told = about_running(found)
+    assert told.startswith(f"this version runs the plan, but not in the predicted time: {len(every)} of its ")
+    assert "Jobs move them through hosts' memory" in told and 'collectives = "host"' in told
+    assert "; the best plan that takes what is predicted, by --runnable, a server on each node added, takes " in told
+    for collectives, what in (("host", "as predicted"), ("nccl", "set PSGC_COLLECTIVES=nccl")):
         by = replace(found.job.problem, cluster=replace(found.job.problem.cluster, collectives=collectives))
-        assert said in about_running(replace(found, job=found.job._replace(problem=by)))
+        priced = running(by, found.found.buckets)
+        assert priced.runs
+        assert what in about_running(replace(found, job=found.job._replace(problem=by), running=priced))
     on_hosts = replace(found.job.problem, profile=replace(found.job.problem.profile, device="cpu"))
-    assert about_running(replace(found, job=found.job._replace(problem=on_hosts))) == "this version runs the plan: psgc run --plan"
+    there = replace(found, job=found.job._replace(problem=on_hosts), running=running(on_hosts, found.found.buckets))
+    assert about_running(there) == "this version runs the plan: psgc run --plan"
 
 
 def test_a_plan_to_run_is_also_held_against_an_all_reduce() -> None:

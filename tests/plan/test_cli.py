@@ -96,7 +96,21 @@ def planning(job: Path, *arguments: str) -> tuple[str, ...]:
 def test_a_plans_step_is_predicted_lane_by_lane(job: Path) -> None:
     found = json.loads(psgc(*simulating(job, "--trace", str(job / "trace.json"), "--json")).stdout)
     assert set(found) == {"step_ms", "lanes", "overlap", "runnable"}
-    assert found["runnable"], "workers all-reduce among themselves"
+    assert not found["runnable"], "workers all-reduce among themselves, and nothing says what runs that between GPUs"
+    named = (job / "two.toml").read_text()
+    (job / "named.toml").write_text('collectives = "nccl"\n' + named)
+    by_nccl = (
+        "simulate",
+        "--profile",
+        str(job / "table.csv"),
+        "--cluster",
+        str(job / "named.toml"),
+        "--plan",
+        str(job / "plan.json"),
+        "--json",
+    )
+    assert json.loads(psgc(*by_nccl).stdout)["runnable"]
+    assert "runs the plan, but not in this time: the cluster does not say what runs its collectives" in psgc(*simulating(job)).stdout
     # one bucket of 20 MB, there and back over a 1 Gbit/s link, when the last gradient is ready
     assert found["step_ms"] == pytest.approx(9 + 20.004 * 8 + 2 * 2 * 0.02)
     assert {lane["lane"]: lane["busy_ms"] for lane in found["lanes"]}["backward"] == 9

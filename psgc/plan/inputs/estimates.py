@@ -37,6 +37,7 @@ _CPU_NS: Final = {
     "onebit": (0.314, 0.556, 0.729), "topk": (0.864, 0.462, 1.23), "int4": (1.13, 1.15, 2.2), "fp8": (0.948, 0.855, 1.86),
     "randomk": (0.376, 0.589, 0.101), "tbq": (1.03, 0.849, 1.98), "powersgd": (2.1, 6.05, 0.0751),
 }  # fmt: skip
+LOW_RANK: Final = "powersgd"
 CPU_CALL_US: Final = 10.0  # fixed time of a kernel's call
 UNCOMPRESSED: Final = "none"
 ASSUMED_GPU: Final = "v100"  # where gradients lie on a GPU that nobody names
@@ -45,6 +46,8 @@ ASSUMED_GPU: Final = "v100"  # where gradients lie on a GPU that nobody names
 # ms over TCP, as between nodes, 0.55 ms through shared memory, as within one.
 DEFAULT_OVERHEADS: Final = {"part_us": 200.0, "next_part_us": 60.0, "collective_us": 590.0, "collective_within_us": 280.0}
 _SELECTION_PASSES: Final = {"topk": 4}  # passes over gradient and residual that find the k-th largest magnitude, one byte of it in each
+# Of powersgd (cuda/lowrank): bytes that are read and written an element by both rounds of encoding, and by the result with its residual; launches of a matrix.
+_LOW_RANK_BYTES, _LOW_RANK_LAUNCHES = (54.0, 32.0), (12, 4)
 
 
 def cluster_of(
@@ -152,7 +155,7 @@ def with_gpu_estimates(
     if memory_gbps is None:
         memory_gbps = MEMORY_GBPS.get(_board(gpu))
     wanted = dict.fromkeys(map(_bare, names)) if memory_gbps is not None else {}
-    missing = [name for name in wanted if name in _PAYLOADS and "gpu" not in profile.codecs.get(name, {})]
+    missing = [name for name in wanted if (name in _PAYLOADS or name == LOW_RANK) and "gpu" not in profile.codecs.get(name, {})]
     if memory_gbps is None or not missing:
         return profile, frozenset(), []
     curves = {name: {**profile.codecs.get(name, {}), "gpu": estimate(name, memory_gbps)} for name in missing}
@@ -204,6 +207,8 @@ def cpu_estimates_note(names: Collection[str]) -> list[str]:
 
 def estimate(name: str, memory_gbps: float) -> CostCurve:
     """The estimated times of encoding, with the update of the residual, and of decoding a payload and adding it."""
+    if name == LOW_RANK:
+        return _estimated(_LOW_RANK_BYTES, _LOW_RANK_LAUNCHES, memory_gbps)
     payload, feedback = _PAYLOADS[name]
     selection = _SELECTION_PASSES.get(name, 0)
     # The gradient is read and the payload written. With feedback the residual is read too, and a second pass, when the result has come,
@@ -211,11 +216,16 @@ def estimate(name: str, memory_gbps: float) -> CostCurve:
     encode = (8 + payload) + (12 + payload) if feedback else 4 + payload
     encode += 8 * selection
     decode = payload + 8  # the sum is read and written
-    us_per_byte = 1 / (memory_gbps * 1e3 * EFFICIENCY)
-    sizes, launches = (1.0, 2.0**30), (2 if feedback else 1) + selection
-    return CostCurve(
-        sizes, tuple(LAUNCH_US * launches + n * encode * us_per_byte for n in sizes), tuple(LAUNCH_US + n * decode * us_per_byte for n in sizes)
-    )  # fmt: skip
+    return _estimated((encode, decode), ((2 if feedback else 1) + selection, 1), memory_gbps)
+
+
+def _estimated(moved: tuple[float, float], launches: tuple[int, int], memory_gbps: float) -> CostCurve:
+    """The curve of an encode and a decode that move so many bytes an element in so many launches."""
+    us_per_byte, sizes = 1 / (memory_gbps * 1e3 * EFFICIENCY), (1.0, 2.0**30)
+    encode, decode = (
+        tuple(LAUNCH_US * count + n * bytes_ * us_per_byte for n in sizes) for bytes_, count in zip(moved, launches, strict=True)
+    )
+    return CostCurve(sizes, encode, decode)
 
 
 def known_memory_gbps(gpu: str) -> float | None:

@@ -16,7 +16,7 @@ from psgc.plan.inputs.cluster import Cluster, load_cluster
 from psgc.plan.inputs.estimates import ASSUMED_GPU, Measured, located, with_codec_times, with_cpu_estimates, with_overheads
 from psgc.plan.inputs.profile import Profile, load_profile
 from psgc.plan.model.constraints import ALL
-from psgc.plan.model.costs import RINGS, CodecCosts
+from psgc.plan.model.costs import CodecCosts
 from psgc.plan.model.options import Constraints, encodes
 from psgc.plan.model.plan import UNCOMPRESSED, PlannedBucket
 from psgc.plan.model.problem import PUBLISHED_BYTES, Problem, codec_costs, is_of_a_node
@@ -90,7 +90,7 @@ def load_job(
 
 def _job(problem: Problem, notes: Sequence[str], estimated: frozenset[str] = frozenset()) -> Job:
     """With a note where plans over servers alone are considered, since the cost of collectives is not known."""
-    if problem.constraints.runtime and problem.collectives is RINGS:
+    if problem.constraints.runtime and not problem.knows_collectives:
         notes = [
             *notes,
             "plans over servers alone, since the cluster does not say what runs collectives between GPUs "

@@ -199,12 +199,17 @@ class Problem:
             return costs.IN_HOSTS_MEMORY
         return costs.BETWEEN_GPUS if self.cluster.collectives == "nccl" else costs.RINGS
 
+    @property
+    def knows_collectives(self) -> bool:
+        """Whether it is known what a job's collectives cost: they are in hosts' memory, or the cluster names what runs them between GPUs. Without a name jobs
+        move them through hosts' memory, unless their settings say otherwise; the links of the cluster are then not what they take."""
+        return self.collectives is not costs.RINGS
+
     @cached_property
     def among_workers(self) -> bool:
         """Whether options in which workers aggregate among themselves can be planned for a job to run. The codecs must take one round, and the
-        collectives' cost must be known: it is in hosts' memory, and on GPUs if the cluster names what runs the collectives."""
-        known = self.collectives is not costs.RINGS
-        return self.constraints.runtime and known and all(_is_pair(codec.name) for codec in self.used)
+        collectives' cost must be known."""
+        return self.constraints.runtime and self.knows_collectives and all(_is_pair(codec.name) for codec in self.used)
 
     @cached_property
     def threads(self) -> Ints:

@@ -67,10 +67,11 @@ def _memory(assessed: Assessment) -> dict[str, Any]:
 
 
 def _running(assessed: Assessment) -> dict[str, Any]:
-    """refused: the indices of the buckets that a job of this version cannot run; runnable_step_ms: the step of the best runnable plan."""
+    """refused: the indices of the buckets that a job of this version cannot run; unpriced: of those that it runs, but not in the predicted time;
+    runnable_step_ms: the step of the best runnable plan."""
     found = assessed.running
     instead = assessed.found if found.runs else found.instead
     return {
-        "runs": found.runs, "refused": list(found.refused), "runnable_step_ms": None if instead is None else instead.step_us / 1e3,
-        "told": about_running(assessed),
+        "runs": found.runs, "refused": list(found.refused), "unpriced": list(found.unpriced),
+        "runnable_step_ms": None if instead is None else instead.step_us / 1e3, "told": about_running(assessed),
     }  # fmt: skip

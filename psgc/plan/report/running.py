@@ -1,8 +1,8 @@
-"""Whether a job of this version can run a plan, and the best plan that a job can run instead.
+"""Whether a job of this version runs a plan in the predicted time, and the best such plan instead.
 
 ``psgc.plan.planfile.runtime`` says which options jobs run. The planner knows the cost of collectives among workers only in hosts' memory, or if the
-cluster names what runs them on GPUs. Otherwise, the best runnable plan is one over servers; if the cluster has none, each node is given a server,
-which shares the node's link.
+cluster names what runs them on GPUs. Where it does not, a plan of collectives is not called runnable: a job accepts it, but moves the collectives through
+hosts' memory. The best runnable plan is then one over servers; if the cluster has none, each node is given a server, which shares the node's link.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from psgc.plan.methods.registry import find
 from psgc.plan.methods.result import Found
 from psgc.plan.methods.uniform import fused
 from psgc.plan.model.costs import CodecCosts
-from psgc.plan.model.options import OVER_SERVERS, devices_of, encodes
+from psgc.plan.model.options import OVER_SERVERS, devices_of, encodes, is_program
 from psgc.plan.model.plan import UNCOMPRESSED, PlannedBucket
 from psgc.plan.model.problem import PUBLISHED_BYTES, Problem, simulate
-from psgc.plan.planfile.runtime import not_carried
+from psgc.plan.planfile.runtime import ON_GPUS, not_carried
 
 SEARCH = "psgc"  # the method that searches
 UNCUT_BUCKETS = (1, 2, 4, 8, 16, 32)
@@ -28,32 +28,41 @@ UNCUT_BUCKETS = (1, 2, 4, 8, 16, 32)
 
 @dataclass(frozen=True)
 class Running:
-    """Whether a plan is runnable. refused: the indices of the buckets that a job cannot run; instead: the best runnable plan found if there are such
-    buckets, None if there is none; problem: the problem that ``instead`` solves; without: why ``instead`` encodes nothing, "" if it may."""
+    """Whether a plan is runnable. refused: the indices of the buckets that a job cannot run; unpriced: of those that a job runs, but not in the predicted
+    time; instead: the best runnable plan found if there are such buckets, None if there is none; problem: the problem that ``instead`` solves; without: why
+    ``instead`` encodes nothing, "" if it may."""
 
     refused: tuple[int, ...]
     instead: Found | None
     problem: Problem
     without: str = ""
+    unpriced: tuple[int, ...] = ()
 
     @property
     def runs(self) -> bool:
-        return not self.refused
+        return not self.refused and not self.unpriced
 
 
 def running(problem: Problem, buckets: Sequence[PlannedBucket]) -> Running:
-    """Whether a job can run these buckets, and, if not, the best plan that it can run."""
+    """Whether a job runs these buckets in the predicted time, and, if not, the best plan that one does."""
     refused = tuple(sorted({*not_carried(buckets), *_without_their_gpu(problem, buckets), *_cut_too_finely(buckets)}))
-    if not refused:
+    priceless = tuple(number for number in unpriced(problem, buckets) if number not in refused)
+    if not refused and not priceless:
         return Running((), None, problem)
     limited = as_jobs_run(problem)
     try:
         encoded = any(encodes(option) for option in limited.options)
         found = find(SEARCH, limited)
     except UsageError:  # the constraints leave no option that jobs run
-        return Running(refused, None, limited)
+        return Running(refused, None, limited, unpriced=priceless)
     why = next((why for codec in problem.used if (why := why_not_encoded(codec, limited.devices(codec)))), "")
-    return Running(refused, found, limited, "" if encoded else why)
+    return Running(refused, found, limited, "" if encoded else why, priceless)
+
+
+def unpriced(problem: Problem, buckets: Sequence[PlannedBucket]) -> list[int]:
+    """The indices of the buckets with collectives of which it is not known what they take in a job: between GPUs, where the cluster does not say what runs
+    them."""
+    return [] if problem.knows_collectives else [number for number, bucket in enumerate(buckets) if is_program(bucket.option)]
 
 
 def _without_their_gpu(problem: Problem, buckets: Sequence[PlannedBucket]) -> list[int]:
@@ -108,11 +117,20 @@ def is_whole(codec: str) -> bool:
 
 def uncut(problem: Problem) -> Found:
     """The best of some plans with whole tensors, as a job makes them for such a codec: tensors are fused to one size and not cut, and each bucket is
-    encoded. The problem's profile must have the codec's times on CPUs."""
+    encoded, on GPUs where gradients lie there and the codec has a GPU side and times. Otherwise the problem's profile must have its times on CPUs."""
+    option = ON_GPUS if problem.profile.device == "cuda" and problem.codec.knows("gpu") and _has_side(problem.codec) else OVER_SERVERS[1]
     constraints = replace(problem.constraints, runtime=True, servers=True)
     limited = replace(problem, cluster=with_servers(problem.cluster), constraints=constraints)
     found = []
     for buckets in UNCUT_BUCKETS:
-        made = tuple(replace(bucket, parts=1) for bucket in fused(limited, limited.profile.numel / buckets, OVER_SERVERS[1]))
+        made = tuple(replace(bucket, parts=1) for bucket in fused(limited, limited.profile.numel / buckets, option))
         found.append(Found(made, simulate(limited, made).step_us, 0.0, 1))
     return min(found, key=lambda each: each.step_us)
+
+
+def _has_side(codec: CodecCosts) -> bool:
+    """Whether jobs keep the codec's state, and encode with it, on a GPU."""
+    from psgc.codecs.backends import lacking
+    from psgc.codecs.registry import parse_scheme
+
+    return lacking(parse_scheme(codec.name)) is None

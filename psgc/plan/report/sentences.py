@@ -154,8 +154,6 @@ def about_memory(buckets: tuple[PlannedBucket, ...]) -> list[str]:
 
 # What jobs do with collectives of gradients on GPUs, beside what the cluster's file says of them.
 _COLLECTIVES: Final = {
-    "": "; it moves the data of collectives through hosts' memory, which makes them slower than predicted where gradients lie on GPUs; "
-    "with PSGC_COLLECTIVES=auto they go from GPU to GPU where each rank has one",
     "host": "; it moves the data of collectives through hosts' memory, as predicted",
     "nccl": "; set PSGC_COLLECTIVES=nccl, by which collectives go from GPU to GPU, as predicted: otherwise they pass hosts' memory",
 }
@@ -166,16 +164,25 @@ def about_running(assessed: Assessment) -> str:
     found = assessed.running
     if found.runs:
         elsewhere = any(is_program(bucket.option) for bucket in assessed.found.buckets) and assessed.problem.profile.device != "cpu"
-        return f"this version runs the plan: psgc run --plan{_COLLECTIVES[assessed.problem.cluster.collectives] if elsewhere else ''}"
-    many = len(assessed.found.buckets)
-    option = " ".join(assessed.found.buckets[found.refused[0]].option)
-    head = f"this version cannot run the plan: {len(found.refused)} of its {counted(many, 'bucket')} take what jobs do not carry, such as {option}"
+        return (
+            f"this version runs the plan: psgc run --plan{_COLLECTIVES.get(assessed.problem.cluster.collectives, '') if elsewhere else ''}"
+        )
+    stopped = found.refused or found.unpriced
+    option = " ".join(assessed.found.buckets[stopped[0]].option)
+    of_them = f"{len(stopped)} of its {counted(len(assessed.found.buckets), 'bucket')} take"
+    head = (
+        f"this version cannot run the plan: {of_them} what jobs do not carry, such as {option}"
+        if found.refused
+        else f"this version runs the plan, but not in the predicted time: {of_them} collectives between GPUs, such as {option}. Jobs move them through hosts' "
+        'memory; say collectives = "host" in the cluster\'s file for what that takes, or "nccl" if they will go from GPU to GPU (PSGC_COLLECTIVES=nccl)'
+    )
     if found.instead is None:
         return f"{head}; the constraints leave nothing that jobs carry"
     where = ", a server on each node added" if found.problem.cluster.servers and not assessed.problem.cluster.servers else ""
     encoded = "" if any(encodes(bucket.option) for bucket in found.instead.buckets) else ", uncompressed"
     why = f" ({found.without})" if found.without else ""
-    return f"{head}; the best plan that can run today, by --runnable{where}, takes {ms(found.instead.step_us)} ms{encoded}{why}"
+    can = "can run today" if found.refused else "takes what is predicted"
+    return f"{head}; the best plan that {can}, by --runnable{where}, takes {ms(found.instead.step_us)} ms{encoded}{why}"
 
 
 def from_best(assessed: Assessment) -> str:
