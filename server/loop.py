@@ -123,8 +123,8 @@ class Server:
         finally:
             self._shut()
         if self._reason:
-            heard = self._status and not self._told
-            logger.log(logging.ERROR if heard else logging.INFO, "%s", self._reason)
+            is_news = self._status and not self._told
+            logger.log(logging.ERROR if is_news else logging.INFO, "%s", self._reason)
         return self._status or 0
 
     def told_to_stop(self, why: str) -> None:
@@ -137,7 +137,7 @@ class Server:
 
     def _turn(self, next_tick: float) -> None:
         for link in self._links.flush():
-            self._bury(link)
+            self._close(link)
         things: list[Pollable] = [(self.mailbox, zmq.POLLIN), (self._links, zmq.POLLIN), *self._scheduler.pollables()]
         if self._gate is not None:
             things.append((self._gate, zmq.POLLIN))
@@ -172,7 +172,7 @@ class Server:
         self._state.joined(link, rank)
         if before is not None:
             before.fail("the worker has a new connection")
-            self._bury(before)
+            self._close(before)
         self._links.add(link)
         logger.debug("worker connected rank=%d peer=%s", rank, link.peer)
 
@@ -182,7 +182,7 @@ class Server:
             for header, payload in link.receive():
                 self._wire_bytes += HEADER_BYTES + header.payload_bytes
                 if self._trace is not None:
-                    self._trace.heard(link.proof.rank, header)
+                    self._trace.received(link.proof.rank, header)
                 self._apply(self._state.receive(link, header, payload, time.monotonic()))
             if self._trace is not None and link.receiving:
                 self._trace.receiving(link.proof.rank)
@@ -190,9 +190,9 @@ class Server:
             logger.warning("connection of rank %s closed: %s", self._state.ranks.get(link, "?"), error)
             link.fail("bytes that are no message")
         self._links.received(link)
-        self._bury(link)
+        self._close(link)
 
-    def _bury(self, link: Link) -> None:
+    def _close(self, link: Link) -> None:
         """Forget a connection if it is closed; its worker makes another."""
         if link.closed:
             self._links.discard(link)
@@ -408,7 +408,7 @@ class Server:
             self._end(
                 1, f"server: gave up after {waited:.0f} s (PSGC_REGISTER_TIMEOUT_S) of waiting for the scheduler at {config.root_endpoint}"
             )
-        elif self._life.up and now - self._life.heard < config.silence_s + 2 * config.heartbeat_s:
+        elif self._life.up and now - self._life.last_seen < config.silence_s + 2 * config.heartbeat_s:
             return  # the scheduler has said who is missing, or will soon
         elif self._named.due(now, config.silence_s) and self._voice.speaks(ADMISSION):
             logger.warning(

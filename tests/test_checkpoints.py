@@ -22,7 +22,7 @@ def test_it_is_also_psgc_torch_saving() -> None:
 
 def test_a_save_is_told_when_the_first_begins_and_when_the_last_has_ended() -> None:
     saves, told, other = Saves(), [], ExitStack()
-    saves.tell_to(told.append, 1.0)
+    saves.report_to(told.append, 1.0)
     with saves.saving():
         with saves.saving():
             assert told == [True]
@@ -43,7 +43,7 @@ def test_an_error_inside_passes_through_and_ends_the_save() -> None:
 def test_one_that_began_before_there_was_anybody_to_tell_is_told_then() -> None:
     saves, told = Saves(), []
     with saves.saving():
-        saves.tell_to(told.append, 1.0)
+        saves.report_to(told.append, 1.0)
         assert told == [True]
     assert told == [True, False]
 
@@ -104,7 +104,7 @@ AT_EXIT = """
 import sys, threading, time
 from psgc.processes.checkpoints import Saves
 saves, (limit_s, name_after_s, save_s) = Saves(), map(float, sys.argv[1:])
-saves.tell_to(lambda _: None, limit_s)
+saves.report_to(lambda _: None, limit_s)
 begun = threading.Event()
 def save():
     with saves.saving():

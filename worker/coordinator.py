@@ -250,7 +250,7 @@ class Coordinator:
         waited = now - self.began
         if waited > self._config.register_timeout_s and not self._life.talks(now):
             self._owner.failed(f"gave up after {waited:.0f} s (PSGC_REGISTER_TIMEOUT_S) of waiting for {self._awaited()}")
-        elif self._life.up and now - self._life.heard < self._config.silence_s + 2 * self._config.heartbeat_s:
+        elif self._life.up and now - self._life.last_seen < self._config.silence_s + 2 * self._config.heartbeat_s:
             return  # the scheduler has said who is missing, or will soon
         elif self._named.due(now, self._config.silence_s):
             self._warn(ADMISSION, f"waiting for {self._awaited(f', for {waited:.0f} s so far')}")
@@ -259,7 +259,7 @@ class Coordinator:
         """The scheduler, and why it is awaited. so_far: since when, for a line that is logged meanwhile."""
         scheduler = f"the scheduler at {self._config.root_endpoint}{so_far}"
         if self._life.up:
-            return f"{scheduler}: it has said nothing for {time.monotonic() - self._life.heard:.0f} s"
+            return f"{scheduler}: it has said nothing for {time.monotonic() - self._life.last_seen:.0f} s"
         return f"{scheduler}: nothing answers there; is it started, and are DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT the same everywhere?"
 
     def _say_again(self) -> None:

@@ -77,7 +77,7 @@ class Network(threading.Thread):
         self._coordinator = Coordinator(self._context, config, self)
         self._connections = ServerConnections(config, self.trace, self)
         self._launcher = Launcher(config.launcher)
-        SAVES.tell_to(self._launcher.tell_saving, config.save_timeout_s)
+        SAVES.report_to(self._launcher.tell_saving, config.save_timeout_s)
         self._undeclared: list[tuple[Declaration, Callable[[Layout], None]]] = []  # they wait until the connections have been measured
         self._closing_since: float | None = None
         self._end = False

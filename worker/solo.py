@@ -44,7 +44,7 @@ class SoloSession(Session):
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        SAVES.tell_to(Launcher(config.launcher).tell_saving, config.save_timeout_s)
+        SAVES.report_to(Launcher(config.launcher).tell_saving, config.save_timeout_s)
         self._lock = threading.Lock()
         self._declared: dict[str, tuple[Declaration, Layout]] = {}
         self._error: JobFailed | None = None

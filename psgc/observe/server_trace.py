@@ -20,7 +20,7 @@ class ServerTrace(MemberTrace):
         self._came: dict[int, int] = {}  # when each rank's last payload had arrived
         self._receiving: dict[int, int] = {}  # when each rank's next payload began to arrive
 
-    def heard(self, rank: int, header: Header) -> None:
+    def received(self, rank: int, header: Header) -> None:
         """Note that a worker's message has arrived completely."""
         if header.kind != Kind.PUSH:
             return

@@ -113,7 +113,7 @@ class WorkerTrace(MemberTrace):
         if header.kind == Kind.PUSH and self.recorder.wants(header.step):
             self._of(server).sent[header.key] = header.step, monotonic_ns(), header.payload_bytes
 
-    def heard(self, server: int, header: Header) -> None:
+    def received(self, server: int, header: Header) -> None:
         """Note that a message of a server has arrived completely."""
         if header.kind not in (Kind.ACK, Kind.RESULT) or not self.recorder.wants(header.step):
             return

@@ -45,7 +45,7 @@ class Saves:
     def under_way(self) -> bool:
         return bool(self._under_way)
 
-    def tell_to(self, tell: Callable[[bool], object], timeout_s: float) -> None:
+    def report_to(self, tell: Callable[[bool], object], timeout_s: float) -> None:
         """Call ``tell(True)`` when the first save begins, and ``tell(False)`` when the last one has ended. timeout_s: how long
         the end of the interpreter waits."""
         with self._lock:

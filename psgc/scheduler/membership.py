@@ -138,7 +138,7 @@ class Membership:
             return False
         self.began = younger(self.began, away, now)
         for member in self.roster:
-            member.heard = younger(member.heard, away, now)
+            member.last_seen = younger(member.last_seen, away, now)
         layouts = self.declarations.awaiting_servers() if self.declarations is not None else []
         for gathering in (*self._gatherings(), *layouts, *self._awaited_values()):
             gathering.since = younger(gathering.since, away, now)
@@ -213,7 +213,7 @@ class Membership:
         self.barriers, self.values, self.submissions = Barriers(workers), Values(workers), Submissions(workers)
         self.declarations = Declarations(self.roster.ranks, self.servers, self.roster.machines())
         for member in self.roster:
-            member.heard, member.named = now, None
+            member.last_seen, member.named = now, None
         text = f"everyone is there: {workers} workers, {self.servers} servers"
         return [Log(logging.INFO, text), *map(self._topology, self.roster)]
 
@@ -488,16 +488,18 @@ class Membership:
             return None  # it is stopped, or busy: its silence is named, and it may come back
         # Before everyone is there, members send nothing but repeated registrations, a worker one every silence_s.
         limit = self.dead_s if self.barriers is not None else max(self.dead_s, 3 * self.silence_s)
-        if now - member.heard > limit:
-            return f"{member.label} has said nothing for {now - member.heard:.0f} s and counts as dead (PSGC_DEAD_S); look at its machine"
+        if now - member.last_seen > limit:
+            return (
+                f"{member.label} has said nothing for {now - member.last_seen:.0f} s and counts as dead (PSGC_DEAD_S); look at its machine"
+            )
         return None
 
     def _silence(self, member: Member, now: float) -> Log | None:
-        quiet = now - member.heard
+        quiet = now - member.last_seen
         if member.left or quiet < self.silence_s:
             member.named = None
             return None
-        member.named = member.named or Reminder(member.heard)
+        member.named = member.named or Reminder(member.last_seen)
         if not member.named.due(now, self.silence_s):
             return None
         return Log(logging.WARNING, f"{member.label} has said nothing for {quiet:.0f} s")
@@ -513,4 +515,4 @@ class Membership:
 
 def _report_of(member: Member, now: float) -> ReportOf:
     register, report = member.register, {} if member.report is None else plain(member.report)
-    return ReportOf(register.role, member.rank, register.hostname, register.pid, member.left, int(1e3 * (now - member.heard)), report)
+    return ReportOf(register.role, member.rank, register.hostname, register.pid, member.left, int(1e3 * (now - member.last_seen)), report)

@@ -24,7 +24,7 @@ class Member:
 
     peer: bytes
     register: Register
-    heard: float
+    last_seen: float
     named: Reminder | None = None  # of its silence, since it was last heard
     gone: float | None = None  # since when its process is known to have ended
     rank: int = -1
@@ -71,7 +71,7 @@ class Roster:
         """The member whose connection has this name, or None; notes that it was heard. Answers go to this connection, unless it is an old one."""
         member = self._names.get(peer)
         if member is not None:
-            member.heard = now
+            member.last_seen = now
             if not peer.startswith(OF_AN_OLD_CONNECTION):
                 member.peer = peer
         return member

@@ -83,7 +83,9 @@ def test_the_first_line_says_codec_buckets_and_bytes_a_step() -> None:
         layout_of("bf16", 1_000_000)
     )
     script = described(layout_of("functions:name=mine/relay", 1_000_000))
-    assert script.endswith("sends and receives at most 12.1 MB a step, fp32 8 MB"), "what a script's own codec sends is not known beforehand"
+    assert script.endswith("sends and receives at most 12.1 MB a step, fp32 8 MB"), (
+        "what a script's own codec sends is not known beforehand"
+    )
     assert "in 2 buckets, codec onebit (1 bucket), none (1 bucket); " in described(layout_of("onebit", 100_000, 9, fuse_bytes=0))
 
 

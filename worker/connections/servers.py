@@ -138,7 +138,7 @@ class ServerConnections:
         try:
             for header, payload in link.receive():
                 if self._trace is not None:
-                    self._trace.heard(server, header)
+                    self._trace.received(server, header)
                 if self._owner.error is None:
                     self._owner.apply(client.receive(server, header, payload, time.monotonic()))
         except RemoteProtocolError as error:

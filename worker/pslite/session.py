@@ -65,7 +65,7 @@ class PsLiteSession(Session):
         self._endings = Endings(lambda: self.failed)
         self._waits = Waits(self.rank, config.silence_s, config.step_timeout_s)
         self._launcher = Launcher(config.launcher)
-        SAVES.tell_to(self._launcher.tell_saving, config.save_timeout_s)
+        SAVES.report_to(self._launcher.tell_saving, config.save_timeout_s)
         office.on_fail, office.on_tick = self._broken, self._tick
 
     @classmethod

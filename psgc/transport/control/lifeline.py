@@ -38,18 +38,18 @@ class Lifeline:
     alive: Callable[[], bool | None] = lambda: None
     up: bool = False  # the connection
     answered: float = float("-inf")  # when the scheduler last said something, or the connection was made
-    heard: float = field(init=False)
+    last_seen: float = field(init=False)
     down_since: float = field(init=False)
     _absence: Absence = field(init=False)
     _named: Reminder | None = None  # of its silence, since it was last heard
 
     def __post_init__(self) -> None:
-        self.heard = self.down_since = self.began
+        self.last_seen = self.down_since = self.began
         self._absence = Absence(self.every_s, self.began)
 
     def hear(self, now: float) -> None:
         """A message of the scheduler has come."""
-        self.heard = self.answered = now
+        self.last_seen = self.answered = now
         self._named = None
 
     def talks(self, now: float) -> bool:
@@ -67,7 +67,7 @@ class Lifeline:
     def tick(self, now: float) -> Sign | None:
         """The line to log now, or None."""
         self._allow_for_absence(now)
-        quiet = now - self.heard
+        quiet = now - self.last_seen
         alive = self.alive()
         if alive is False and quiet > LAST_WORDS_S:
             return self._gone("is gone: its process has ended; look at its log for why")
@@ -83,7 +83,7 @@ class Lifeline:
                 )
         if quiet < self.silence_s:
             return None
-        self._named = self._named or Reminder(self.heard)
+        self._named = self._named or Reminder(self.last_seen)
         if not self._named.due(now, self.silence_s):
             return None
         prospect = (
@@ -94,7 +94,7 @@ class Lifeline:
     def _allow_for_absence(self, now: float) -> None:
         """This process received nothing while it did not run; the scheduler was not silent because of that."""
         if away := self._absence.ended(now):
-            self.heard, self.down_since = younger(self.heard, away, now), younger(self.down_since, away, now)
+            self.last_seen, self.down_since = younger(self.last_seen, away, now), younger(self.down_since, away, now)
 
     def _gone(self, how: str) -> Sign:
         return Sign(f"the scheduler at {self.endpoint} {how}", gone=True)
