@@ -10,11 +10,15 @@ import gc
 import os
 import sys
 import threading
+import weakref
 from pathlib import Path
 
 import torch
 
 import psgc.torch as psgc
+from psgc.torch.session import api
+
+sessions: list[weakref.ref[object]] = []  # of the jobs so far
 
 
 def main() -> None:
@@ -35,8 +39,10 @@ def main() -> None:
 
 
 def train(codec: str) -> int:
-    """One job: a mean, and two steps of a model that all ranks must have alike. Returns the rank."""
+    """One job: a mean, and two steps of a model that all ranks must have alike. Returns the rank. Of the jobs before nothing is left once it has begun."""
     psgc.init()
+    assert not any(session() for session in sessions), "a session that was left holds descriptors"
+    sessions.append(weakref.ref(api.current_session()))
     rank, size = psgc.rank(), psgc.size()
     mean = psgc.push_pull(torch.full((5000,), float(rank)), name="ranks")
     assert torch.equal(mean, torch.full((5000,), (size - 1) / 2)), mean

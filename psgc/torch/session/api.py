@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import gc
 import logging
 import os
 import sys
@@ -83,6 +84,8 @@ def init(lazy: bool = True) -> None:
     if is_initialized():
         return
     _refuse_to_join()
+    if _owner_pid == os.getpid():
+        gc.collect()  # the last job's session is part of cycles, and has descriptors that are open until then
     _prepare_for_the_end()
     ending.install(_own_session, _awaited)
     _join(Config.from_env())
