@@ -37,7 +37,9 @@ class _Waiter(threading.local):
 
 
 class TicketBoard:
-    """All tickets of a session. ``fail`` releases every waiter; the session decides what they then raise."""
+    """All tickets of a session. ``fail`` releases every waiter; the session decides what they then raise.
+
+    Invariant: a waiter is woken once, by who takes it out of ``_waiting``, so that it needs no lock when it wakes up: the waker may still hold that."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -60,25 +62,32 @@ class TicketBoard:
         with self._lock:
             ticket.done = True
             self._open.discard(ticket)
-            for fd, tickets in self._waiting.items():
+            for tickets in self._waiting.values():
                 tickets.discard(ticket)
-                if not tickets:
-                    os.eventfd_write(fd, 1)
+            self._wake([fd for fd, tickets in self._waiting.items() if not tickets])
+
+    def _wake(self, waiters: list[int]) -> None:  # under the lock
+        for fd in waiters:
+            del self._waiting[fd]
+            os.eventfd_write(fd, 1)
 
     def wait(self, tickets: Iterable[StepTicket]) -> None:
         """Sleep until all are done or the session has failed."""
         fd = self._local.wakeup.fd
-        with self._lock:
-            left = {ticket for ticket in tickets if not ticket.done}
-            if not left or self._failed:
-                return
-            self._waiting[fd] = left
         try:
-            while left and not self._failed:
-                os.eventfd_read(fd)
-        finally:
             with self._lock:
-                del self._waiting[fd]
+                left = {ticket for ticket in tickets if not ticket.done}
+                if not left or self._failed:
+                    return
+                self._waiting[fd] = left
+            while True:
+                os.eventfd_read(fd)  # also where nothing is left by now: who found that is about to write
+                if not left or self._failed:
+                    return
+        except BaseException:  # Ctrl-C
+            with self._lock:
+                self._waiting.pop(fd, None)
+            raise
 
     def outstanding(self) -> list[StepTicket]:
         with self._lock:
@@ -91,5 +100,4 @@ class TicketBoard:
             for ticket in self._open:
                 ticket.done = True
             self._open.clear()
-            for fd in self._waiting:
-                os.eventfd_write(fd, 1)
+            self._wake(list(self._waiting))

@@ -99,17 +99,17 @@ class Voting:
     def proposal(self) -> NDArray[np.int32]:
         """This rank's proposal. The element-wise maximum of all ranks' proposals is the vote's result. It holds each step's layout and bucket, both
         negated, so that the result contains their maxima and minima, and whether this rank contributes."""
-        layouts = np.full(PROPOSED, NOTHING, np.int32)
-        buckets = np.full(PROPOSED, NOTHING, np.int32)
-        contributes = np.zeros(PROPOSED, np.int32)
+        words = np.empty((5, PROPOSED), np.int32)
+        words[:2], words[4] = NOTHING, 0
         for place, (key, contributing) in enumerate(islice(self._submitted, PROPOSED)):
-            layouts[place], buckets[place] = key >> 2 * LOW_BITS, key >> LOW_BITS & (1 << LOW_BITS) - 1
-            contributes[place] = contributing
-        return np.concatenate([layouts, buckets, -layouts, -buckets, contributes])
+            words[0, place], words[1, place] = key >> 2 * LOW_BITS, key >> LOW_BITS & (1 << LOW_BITS) - 1
+            words[4, place] = contributing
+        np.negative(words[:2], out=words[2:4])
+        return words.reshape(-1)
 
     def voted(self, words: NDArray[np.int32]) -> None:
         """Take the result of a vote."""
-        for layout, bucket, least_layout, least_bucket, contributed in zip(*(each.tolist() for each in np.split(words, 5)), strict=True):
+        for layout, bucket, least_layout, least_bucket, contributed in zip(*words.reshape(5, PROPOSED).tolist(), strict=True):
             if layout == NOTHING or layout != -least_layout or bucket != -least_bucket:
                 break
             self._agreed.append(Issue(layout << 2 * LOW_BITS | bucket << LOW_BITS, bool(contributed)))

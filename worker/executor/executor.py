@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from psgc.errors import PsgcError
 from psgc.layout import Layout, make_key
@@ -24,13 +24,30 @@ from psgc.program.ranks import Range
 from psgc.program.run import Start
 from psgc.program.steps import Agree, Decode, Encode, Serve, Transfer, lane_of
 from psgc.worker.executor.bucket import BucketWork
-from psgc.worker.executor.lanes import FirstCome, Job, Lane
+from psgc.worker.executor.lanes import FirstCome, Lane
 from psgc.worker.executor.layouts import BucketRun, Host, LayoutRun, is_named
 from psgc.worker.executor.named import NAMED, NamedStep, VotedOrder
 from psgc.worker.submission import Submission
 
 logger = logging.getLogger(__name__)
 _DECODE_PRIORITY: Final = 1 << 40  # it frees memory, and the next step waits for it; a gradient only starts
+
+
+class _LaneJob(NamedTuple):
+    """A ``Job``: a transfer, or the exchange of control words. carry_out: in the lane's thread."""
+
+    carry_out: Callable[[LayoutRun, Start, Groups], None]
+    layout: LayoutRun
+    start: Start
+
+    def run(self, groups: Groups) -> None:
+        self.carry_out(self.layout, self.start, groups)
+
+    def what(self) -> str:
+        return self.layout.what(self.start)
+
+    def late(self) -> str | None:
+        return self.layout.late(self.start)
 
 
 class Executor:
@@ -162,7 +179,10 @@ class Executor:
         with self._lock:
             one.left = len(one.chains)
             starts = [start for chain in one.chains for start in one.runner.begin(chain)]
-        self._start(run, starts)
+        here = next((start for start in starts if lane_of(start.step) is None), None)
+        self._start(run, [start for start in starts if start is not here])
+        if here is not None:  # in this thread, which has nothing else to do, and the gradient in its cache
+            self._guarded(run, here.chain, self._compute, run, here)
 
     def _compute(self, run: LayoutRun, start: Start) -> None:
         if self._host.failed():
@@ -262,7 +282,7 @@ class Executor:
         for start in starts:
             lane, one = lane_of(start.step), run.owner[start.chain][0]
             if lane is not None:
-                run.lanes[lane].order.put(Job(partial(self._transfer, run, start), partial(run.what, start), partial(run.late, start)))
+                run.lanes[lane].order.put(_LaneJob(self._transfer, run, start))
             elif isinstance(start.step, Serve) and start.step.slot is not None:  # its payloads are there
                 self._compute(run, start)
             else:

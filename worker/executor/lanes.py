@@ -10,18 +10,23 @@ import queue
 import threading
 from collections.abc import Callable
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from psgc.processes.reminder import Reminder
 from psgc.program.groups import Groups
 
 
-class Job(NamedTuple):
-    """run: does it, in the lane's thread; what: it in words; late: what to say of it once it has taken long, None: nothing."""
+class Job(Protocol):
+    """What a lane does in one go."""
 
-    run: Callable[[Groups], None]
-    what: Callable[[], str]
-    late: Callable[[], str | None]
+    def run(self, groups: Groups) -> None:
+        """Do it. In the lane's thread."""
+
+    def what(self) -> str:
+        """It, in words."""
+
+    def late(self) -> str | None:
+        """What to say of it once it has taken long; None: nothing."""
 
 
 class Order(Protocol):

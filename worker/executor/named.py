@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable
-from functools import partial
 from typing import Final, NamedTuple
 
 from psgc.program.groups import Groups
@@ -25,6 +24,39 @@ class NamedStep(NamedTuple):
 
     begin: Callable[[bool | None], None]
     named: str
+
+
+class _Beginning(NamedTuple):
+    """A ``Job``: a step begins. contributed: whether some rank contributes to it."""
+
+    step: NamedStep
+    contributed: bool | None
+
+    def run(self, groups: Groups) -> None:
+        self.step.begin(self.contributed)
+
+    def what(self) -> str:
+        return self.step.named
+
+    def late(self) -> str | None:
+        return None
+
+
+class _Vote(NamedTuple):
+    """A ``Job``: a vote on the steps to begin. key, named: the step that this rank proposes first."""
+
+    order: VotedOrder
+    key: int
+    named: str
+
+    def run(self, groups: Groups) -> None:
+        self.order.vote(groups)
+
+    def what(self) -> str:
+        return self.named
+
+    def late(self) -> str | None:
+        return awaited(self.named) if self.order.has_turn(self.key) else None  # until then the scheduler names who has not submitted it
 
 
 class VotedOrder:
@@ -64,11 +96,10 @@ class VotedOrder:
                 if not self._failed():
                     issue = self._voting.next()
                     if issue is not None:
-                        return _beginning(self._waiting[issue.key].popleft(), issue.contributed)
+                        return _Beginning(self._waiting[issue.key].popleft(), issue.contributed)
                     if self._voting.votes:
                         key = self._voting.first
-                        named = self._waiting[key][0].named
-                        return Job(self._vote, named.__str__, partial(self._late, key, named))
+                        return _Vote(self, key, self._waiting[key][0].named)
                 self._changed.wait()
             return None
 
@@ -77,22 +108,20 @@ class VotedOrder:
             self._ended = True
             self._changed.notify()
 
-    def _vote(self, groups: Groups) -> None:
+    # of a vote
+
+    def vote(self, groups: Groups) -> None:
+        """Take part in one. In the lane's thread."""
         with self._changed:
             words = self._voting.proposal()
         groups.group(self._everybody).maximum(words)
         with self._changed:
             self._voting.voted(words)
 
-    def _late(self, key: int, named: str) -> str | None:
-        """Of a vote in which this rank proposes the key's step first."""
+    def has_turn(self, key: int) -> bool:
+        """Whether all ranks have submitted the key's next step, to this rank's knowledge."""
         with self._changed:
-            submitted = self._voting.has_turn(key)
-        return awaited(named) if submitted else None  # until then the scheduler names who has not submitted it
-
-
-def _beginning(step: NamedStep, contributed: bool | None) -> Job:
-    return Job(lambda _: step.begin(contributed), step.named.__str__, lambda: None)
+            return self._voting.has_turn(key)
 
 
 def awaited(what: str) -> str:

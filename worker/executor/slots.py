@@ -31,6 +31,7 @@ class Slots:
 
     def __init__(self, program: Program, pair: CodecPair, stream: Stream, again: Mapping[int, bool]) -> None:
         self.pair, self._stream, self._again = pair, stream, again
+        self._step = 0  # of the layout
         # Servers that keep a residual get back what the trainer did not apply; else this rank's slot 0 gets its own payload back.
         self.servers_add_back = pair.pull.feedback and program.has_servers
         self._feedback: dict[tuple[int, Range], Feedback] = {}
@@ -58,7 +59,7 @@ class Slots:
 
     def begin(self, step: int, dropped: bool, rescale: float, device: DeviceBucket | None) -> None:
         """A step of the layout starts. dropped: the last one counts as not applied. device: that its elements lie on; None: the host."""
-        self._stream = replace(self._stream, step=step)
+        self._step = step
         for (slot, _), feedback in self._feedback.items():
             feedback.begin(dropped, rescale)
             feedback.move(device if slot in self._on_gpu else None)
@@ -77,13 +78,17 @@ class Slots:
     def inputs(self, step: Encode, piece: Range, leader: int) -> tuple[Any, Any, float, Stream]:
         """The residual that a piece is encoded with, the place of the new one (arrays on the host, a ``Residual`` each on a device), the residual's factor, and
         the random stream, which is the leader's."""
-        stream = replace(self._stream, rank=4 * leader + step.slot, first=self._stream.first + piece[0])
+        stream = self._drawn(4 * leader + step.slot, piece)
         feedback = self._feedback.get((step.slot, piece))
         if feedback is None or feedback.value is None or feedback.spare is None:
             return None, None, 1.0, stream
         if feedback.device is not None:
             return feedback.value, feedback.spare, feedback.rescale, stream
         return feedback.value.load(), feedback.spare.load(), feedback.rescale, stream
+
+    def _drawn(self, rank: int, piece: Range) -> Stream:
+        """The random numbers that a piece is encoded with in this step."""
+        return replace(self._stream, step=self._step, rank=rank, first=self._stream.first + piece[0])
 
     def wrote(self, slot: int, piece: Range, payload: Payload) -> None:
         """This payload was encoded."""
@@ -92,7 +97,7 @@ class Slots:
 
     def push(self, floats: NDArray[Any], piece: Range, out: Bytes) -> Encoded:
         """Encode floats that servers get as they are, which is no slot."""
-        return self.pair.push.encode(floats, None, 1.0, replace(self._stream, first=self._stream.first + piece[0]), out)
+        return self.pair.push.encode(floats, None, 1.0, self._drawn(self._stream.rank, piece), out)
 
     def commit(self, slot: int, piece: Range) -> None:
         """A piece's payload is part of a result."""

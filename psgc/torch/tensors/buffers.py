@@ -31,6 +31,7 @@ from psgc.torch.device.faults import device_faults
 from psgc.torch.device.halves import DecodedOnHost, EncodedOnHost
 from psgc.torch.device.runtime import Event, Stream
 from psgc.torch.device.states import StateElements
+from psgc.worker.session import DeviceBuffer
 
 Array = NDArray[Any]
 TORCH_DTYPES: Final[dict[str, torch.dtype]] = {name: getattr(torch, name) for name in ITEM_BYTES}
@@ -194,7 +195,7 @@ def _places(flat: torch.Tensor, shapes: Iterable[tuple[int, ...]]) -> list[torch
     return places
 
 
-class TensorsBuffer:
+class TensorsBuffer(DeviceBuffer):
     """A bucket's tensors, laid out one after the other; the BucketBuffer that sessions see.
 
     ``bind`` says before each step which tensors take part. None stands for a tensor that does not exist yet: it counts as zeros, and
