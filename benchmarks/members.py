@@ -96,9 +96,7 @@ class Talk(Coordinator):
 
     def _laid_out(self, header: Header, body: bytes) -> None:
         self._own.layout_at = time.monotonic()
-        declared = self._by_request.pop(header.plan, None)
-        if declared is not None:
-            del self._declared[declared.declaration.name]
+        self.requests.laid_out(header.plan)
         if not self._own.job.layouts:
             self._own.job.layouts.append(Layout.from_json(body))
 

@@ -31,10 +31,11 @@ from psgc.transport.watch import Watch
 from psgc.wire.frames import Kind
 from psgc.wire.messages import ErrorCode, Topology
 from psgc.wire.reports import Report
+from psgc.worker.admission import TICK_S
 from psgc.worker.client import Action, Client, Failed, Greet, Measured, Result, Transferred, Transmit
 from psgc.worker.connections.servers import ServerConnections
 from psgc.worker.contributions import Contribution, Contributions, Slot
-from psgc.worker.coordinator import TICK_S, Coordinator, Waiting
+from psgc.worker.coordinator import Coordinator, Waiting
 from psgc.worker.endings import Endings
 from psgc.worker.residuals.transfers import Transfer
 from psgc.worker.tickets import StepTicket, TicketBoard
@@ -341,21 +342,21 @@ class Network(threading.Thread):
 
     def _barrier(self, number: int, passed: threading.Event, layout: int) -> None:
         if self.error is None:
-            self._coordinator.barrier(number, passed, layout)
+            self._coordinator.requests.barrier(number, passed, layout)
         else:
             passed.set()
 
     def _ask_turn(self, key: int) -> None:
         if self.error is None:
-            self._coordinator.ask_turn(key)
+            self._coordinator.requests.ask_turn(key)
 
     def _publish(self, name: str, value: bytes) -> None:
         if self.error is None:
-            self._coordinator.publish(name, value)
+            self._coordinator.requests.publish(name, value)
 
     def _look_up(self, name: str, then: Callable[[bytes], None]) -> None:
         if self.error is None:
-            self._coordinator.look_up(name, then)
+            self._coordinator.requests.look_up(name, then)
 
     def _close(self) -> None:
         if self._closing_since is None:

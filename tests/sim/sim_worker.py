@@ -285,7 +285,7 @@ class SimWorker:
 
     def barrier(self, number: int) -> Ticket:
         ticket = Ticket(self)
-        self.coordinator.barrier(number, ticket)  # type: ignore[arg-type]
+        self.coordinator.requests.barrier(number, ticket)  # type: ignore[arg-type]
         return ticket
 
     def publish(self) -> Ticket:
@@ -299,9 +299,9 @@ class SimWorker:
             check(value == wanted, lambda: f"worker {self.node} looked up where worker {other} is and heard {value[:9]!r}")
             ticket.set()
 
-        self.coordinator.look_up(f"place {other}", found)
+        self.coordinator.requests.look_up(f"place {other}", found)
         self.clock.after(
-            50 * self.world.work_time(), lambda: self.coordinator.publish(f"place {self.node}", b"place %d " % self.node * 3000)
+            50 * self.world.work_time(), lambda: self.coordinator.requests.publish(f"place {self.node}", b"place %d " % self.node * 3000)
         )
         return ticket
 

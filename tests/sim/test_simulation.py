@@ -23,7 +23,7 @@ from psgc.server.window import Window
 from psgc.wire.frames import Flag, Header, Kind
 from psgc.worker import client
 from psgc.worker.client import Client, Greet, Phase, Transmit
-from psgc.worker.coordinator import Coordinator
+from psgc.worker.requests import Requests
 from tests.cases import for_each
 
 SAMPLE = 500  # three times what it takes to contain everything that is expected; the long test has very many
@@ -199,7 +199,7 @@ def _forgets(requests: str) -> Callable[[Any], Any]:
     """On a new connection all is said again but these requests."""
 
     def wrong(say_again: Any) -> Any:
-        def forgetful(self: Coordinator) -> None:
+        def forgetful(self: Requests) -> None:
             with patch.object(self, requests, {}):
                 say_again(self)
 
@@ -282,10 +282,10 @@ MUTATIONS: dict[str, tuple[Scenario, Mutation]] = {
         replace(BAD, barriers=1.0), _method(Barriers, "arrive", lambda _: lambda self, rank, number, now, layout: list(range(self._size)))
     ),
     "a value that a broken connection lost is not asked for again": (
-        TOLD, _method(Coordinator, "_say_again", _forgets("_lookups"))
+        TOLD, _method(Requests, "say_again", _forgets("_lookups"))
     ),
     "a value that a broken connection lost is not published again": (
-        TOLD, _method(Coordinator, "_say_again", _forgets("_published"))
+        TOLD, _method(Requests, "say_again", _forgets("_published"))
     ),
     "workers hear of a layout before the servers": (
         ODD, lambda: patch.object(Name, "ready", property(lambda self: self.layout is not None))

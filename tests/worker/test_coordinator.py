@@ -13,7 +13,7 @@ from psgc.config import Config
 from psgc.errors import JobFailed
 from psgc.layout import Layout
 from psgc.wire.frames import SCHEDULER_SENDER, Header, Kind
-from psgc.wire.messages import ErrorCode, Notice, encode_body
+from psgc.wire.messages import ErrorCode, Notice, Topology, encode_body
 from psgc.worker import coordinator as module
 from psgc.worker.coordinator import Coordinator, Waiting
 
@@ -120,7 +120,7 @@ def test_a_scheduler_that_is_silent_is_named_unless_the_job_has_failed(
     """Why the job failed is the last line."""
     monkeypatch.setattr(module, "Dealer", lambda *_: Connection(0))
     coordinator = Coordinator(None, Config(root_host="127.0.0.1", root_port=9, job=1), Owner())  # type: ignore[arg-type]
-    coordinator._rank = 0
+    coordinator._topology = Topology(0, 1, 1, (1,), 1, (), ("0.0@here",))
     coordinator._life.connection(True, coordinator.began)
     if failed:
         coordinator.release()
@@ -140,7 +140,7 @@ def test_a_worker_that_leaves_and_meets_the_next_jobs_scheduler_has_left(monkeyp
         monkeypatch.setattr(connection, "receive", lambda: iter([(Header(Kind.ERROR, job=1, sender=SCHEDULER_SENDER), refusal)]))
         monkeypatch.setattr(module, "Dealer", lambda *_, connection=connection: connection)
         coordinator = Coordinator(None, Config(root_host="127.0.0.1", root_port=9, job=1), Owner())  # type: ignore[arg-type]
-        coordinator._rank = 0
+        coordinator._topology = Topology(0, 1, 1, (1,), 1, (), ("0.0@here",))
         if leaves:
             coordinator.leave()
             coordinator.receive({connection.socket})

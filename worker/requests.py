@@ -1,0 +1,145 @@
+"""What a worker has asked of the scheduler: layouts, barriers, turns, and values that ranks publish and look up.
+
+Runs in the network thread. Invariant: what is unanswered is said again on a new connection, since the old one may have lost it; the scheduler counts none
+of it twice, and the answer to a request that is not there any more is one to a request that was said again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from psgc.layout import Declaration, Layout
+from psgc.program.agenda import Agenda, Turn, Use
+from psgc.wire.frames import Kind
+from psgc.wire.messages import Declare, Lookup, Published, encode_body, pack
+
+
+class Send(Protocol):
+    def __call__(self, kind: Kind, body: bytes = b"", *, plan: int = 0, key: int = 0, step: int = 0) -> None:
+        """Send a message to the scheduler."""
+
+
+@dataclass(slots=True)
+class _Declared:
+    """A declared name that has no layout yet. digest: the message's body; rate: as in ``Requests.declare``; then: who waits for the layout."""
+
+    request: int
+    declaration: Declaration
+    digest: bytes
+    rate: int
+    then: list[Callable[[Layout], None]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Lookup:
+    """A published value that has been asked for and has not come. body: the message's; then: who waits for the value."""
+
+    request: int
+    body: bytes
+    then: list[Callable[[bytes], None]] = field(default_factory=list)
+
+
+class Requests:
+    """See the module's text."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._count = 0  # of the requests that have a number
+        self._declared: dict[str, _Declared] = {}
+        self._by_request: dict[int, _Declared] = {}
+        self._published: dict[int, bytes] = {}  # bodies by request, until the scheduler says that it keeps them
+        self._lookups: dict[str, _Lookup] = {}
+        self._agenda = Agenda()
+        self._barriers: dict[tuple[int, int], threading.Event] = {}  # by layout (0: none) and number
+
+    def _number(self) -> int:
+        self._count += 1
+        return self._count
+
+    def declare(self, declaration: Declaration, then: Callable[[Layout], None], rate: int) -> None:
+        """rate: bytes a second of this rank's slowest connection to a server; 0 if none has been measured."""
+        declared = self._declared.get(declaration.name)
+        if declared is None:
+            digest = encode_body(Declare(declaration.name, declaration.digest(), declaration.unused))
+            declared = self._declared[declaration.name] = _Declared(self._number(), declaration, digest, rate)
+            self._by_request[declared.request] = declared
+            self._send(Kind.DECLARE, declared.digest, plan=declared.request, step=rate)
+        declared.then.append(then)
+
+    def declare_whole(self, request: int) -> None:
+        """The scheduler asks for the whole declaration: it has only the digest."""
+        declared = self._by_request.get(request)
+        if declared is not None:
+            self._send(Kind.DECLARATION, pack(encode_body(declared.declaration.to_json())), plan=request)
+
+    def laid_out(self, request: int) -> list[Callable[[Layout], None]] | None:
+        """The scheduler answers a declaration. Returns who waits for the layout; None: it has been answered before."""
+        declared = self._by_request.pop(request, None)
+        if declared is None:
+            return None
+        del self._declared[declared.declaration.name]
+        return declared.then
+
+    def barrier(self, number: int, passed: threading.Event, layout: int = 0) -> None:
+        self._barriers[layout, number] = passed
+        self._send(Kind.BARRIER, plan=layout, step=number)
+
+    def passed(self, layout: int, number: int) -> None:
+        passed = self._barriers.pop((layout, number), None)
+        if passed is not None:
+            passed.set()
+
+    def release(self) -> None:
+        """The job has failed: release every thread that waits for a barrier."""
+        for passed in self._barriers.values():
+            passed.set()
+        self._barriers.clear()
+
+    def ask_turn(self, key: int) -> None:
+        """This rank has submitted the key's next step: ask for its turn."""
+        self._ask_turn(self._agenda.submit(key))
+
+    def _ask_turn(self, use: Use) -> None:
+        self._send(Kind.TURN, plan=self._agenda.received, key=use.key, step=use.step)
+
+    def turns(self, turn: Turn) -> list[int]:
+        """The scheduler tells of a turn. Returns the keys whose next steps have theirs now, in order."""
+        return [use.key for use in self._agenda.told(turn)]
+
+    def publish(self, name: str, value: bytes) -> None:
+        """Have the scheduler keep a value for whoever looks it up, to the end of the job."""
+        request = self._number()
+        body = self._published[request] = pack(encode_body(Published.of(name, value)))
+        self._send(Kind.PUBLISH, body, plan=request)
+
+    def published(self, request: int) -> None:
+        self._published.pop(request, None)
+
+    def look_up(self, name: str, then: Callable[[bytes], None]) -> None:
+        """Call ``then`` with a published value once it is there."""
+        lookup = self._lookups.get(name)
+        if lookup is None:
+            lookup = self._lookups[name] = _Lookup(self._number(), encode_body(Lookup(name)))
+            self._send(Kind.LOOKUP, lookup.body, plan=lookup.request)
+        lookup.then.append(then)
+
+    def looked_up(self, published: Published) -> None:
+        lookup = self._lookups.pop(published.name, None)
+        for then in lookup.then if lookup is not None else ():
+            then(published.data)
+
+    def say_again(self) -> None:
+        """On a new connection: repeat what is unanswered."""
+        for declared in self._declared.values():
+            self._send(Kind.DECLARE, declared.digest, plan=declared.request, step=declared.rate)
+        for layout, number in self._barriers:
+            self._send(Kind.BARRIER, plan=layout, step=number)
+        for use in self._agenda.unanswered:
+            self._ask_turn(use)
+        for request, body in self._published.items():
+            self._send(Kind.PUBLISH, body, plan=request)
+        for lookup in self._lookups.values():
+            self._send(Kind.LOOKUP, lookup.body, plan=lookup.request)
