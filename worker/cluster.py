@@ -6,9 +6,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,25 +26,24 @@ from psgc.wire.reports import Report
 from psgc.worker.executor.executor import Executor
 from psgc.worker.executor.layouts import Host
 from psgc.worker.network import Network
+from psgc.worker.outcome import SessionWithOutcome
 from psgc.worker.published import check_value
 from psgc.worker.residuals.memory import own_memory, questions, take_answers, take_up
 from psgc.worker.residuals.residual import LayoutMemory
 from psgc.worker.residuals.transfers import Transfer
-from psgc.worker.session import ROOT_OF, BucketBuffer, Session, Ticket
+from psgc.worker.session import ROOT_OF, BucketBuffer, Ticket
 from psgc.worker.submission import Submission
-from psgc.worker.tickets import StepTicket, TicketBoard
 
 logger = logging.getLogger(__name__)
 LAST_WORDS_S: Final = 3.0  # limit on telling the scheduler why this rank could not join
 
 
-class ClusterSession(Session):
+class ClusterSession(SessionWithOutcome):
     """See Session. Built by ``open``, which returns once every member of the job is there."""
 
     def __init__(self, config: Config) -> None:
-        self.config = config
-        self._board = TicketBoard()
-        self._network = Network(config, self._board)
+        super().__init__(config)
+        self._network = Network(config, self.outcome)
         self.trace = self._network.trace
         self.figures = Figures(time.monotonic())
         self._executor: Executor  # once the job has begun
@@ -54,7 +52,6 @@ class ClusterSession(Session):
         self._opening = threading.Lock()
         self._lock = threading.Lock()
         self._barriers = 0
-        self._closed = False
 
     @classmethod
     def open(cls, config: Config) -> ClusterSession:
@@ -83,7 +80,7 @@ class ClusterSession(Session):
             config.nonfinite == "raise", session.trace, config.collectives,
         )  # fmt: skip
         executor = session._executor = Executor(host, pool_threads(config))
-        session._network.lookout, session._network.on_turn = executor.late, executor.turn
+        session._network.steps = executor
         session._network.reporter = session._report
         logger.info("joined rank=%d size=%d servers=%d", topology.rank, topology.size, len(topology.servers))
         return session
@@ -94,7 +91,7 @@ class ClusterSession(Session):
         known = self._network.layouts.get(declaration.name)
         if known is not None:
             return known
-        ticket = self._board.issue()
+        ticket = self.outcome.board.issue()
         self._network.declare(declaration, lambda _: ticket.finish())
         self.wait([ticket])
         layout = self._network.layouts[declaration.name]
@@ -111,7 +108,7 @@ class ClusterSession(Session):
         rescale: float = 1.0,
     ) -> Ticket:  # fmt: skip
         self.check()
-        ticket = self._board.issue()
+        ticket = self.outcome.board.issue()
         if self.figures is not None:
             self.figures.submitted(time.monotonic())
         if self.trace is not None:
@@ -122,7 +119,7 @@ class ClusterSession(Session):
     def submit_named(self, declaration: Declaration, buffer: BucketBuffer, *, skip: bool = False, priority: int | None = None) -> Ticket:
         declaration = self._seeded(declaration)
         self._remember(declaration)
-        ticket = self._board.issue()
+        ticket = self.outcome.board.issue()
         submission = Submission(buffer, ticket, skip, priority=priority)
         with self._opening:
             known, early = self._network.layouts.get(declaration.name), self._early.get(declaration.name)
@@ -144,10 +141,6 @@ class ClusterSession(Session):
             for submission in self._early.pop(layout.name):
                 self._executor.submit(layout, 0, submission)
 
-    def wait(self, tickets: Iterable[Ticket]) -> None:
-        self._board.wait(cast("Iterable[StepTicket]", tickets))
-        self.check()
-
     def barrier(self) -> None:
         with self._lock:
             self._barriers += 1
@@ -168,7 +161,7 @@ class ClusterSession(Session):
     def lookup(self, name: str) -> bytes:
         self.check()
         check_value(name)
-        ticket, found = self._board.issue(), []
+        ticket, found = self.outcome.board.issue(), []
 
         def keep(value: bytes) -> None:
             found.append(value)
@@ -178,30 +171,16 @@ class ClusterSession(Session):
         self.wait([ticket])
         return found[0]
 
-    def check(self) -> None:
-        error = self._network.error
-        if error is not None:
-            raise error
-        if self._closed:
-            raise UsageError(
-                "psgc has been shut down in this process: what was made in that job does not go on in another; make the optimizer, or wrap the model, again "
-                "after init()"
-            )
-
     @property
     def synchronised(self) -> bool:
         return any(declaration.kind != "broadcast" and not name.startswith(ROOT_OF) for name, declaration in self._names.items())
 
-    @property
-    def failed(self) -> bool:
-        return self._network.error is not None
-
     def fail(self, text: str) -> None:
-        if not self._closed:
+        if not self.outcome.closed:
             self._network.fault(text)
 
     def tell_broken(self, text: str) -> None:
-        if not self._closed:
+        if not self.outcome.closed:
             self._network.tell_broken(text)
 
     def residuals(self) -> dict[str, NDArray[Any]]:
@@ -231,12 +210,9 @@ class ClusterSession(Session):
 
     def _transfer(self, transfers: list[Transfer]) -> None:
         if transfers:
-            ticket = self._board.issue()
+            ticket = self.outcome.board.issue()
             self._network.transfer(transfers, ticket)
             self.wait([ticket])
-
-    def at_end(self, call: Callable[[], None]) -> None:
-        self._network.endings.add(call)
 
     def statistics(self) -> dict[str, int]:
         client, waiting = self._network.client, self._network.waiting
@@ -262,15 +238,15 @@ class ClusterSession(Session):
         self._network.waiting.own_s += seconds
 
     def close(self) -> None:
-        if self._closed:
+        if self.outcome.closed:
             return
-        if self._network.error is None:
+        if not self.failed:
             try:
-                self._board.wait(self._board.outstanding())
+                self.outcome.board.wait(self.outcome.board.outstanding())
             except JobFailed:
                 logger.debug("closing a failed job")
-        self._network.endings.run()
-        self._closed = True
+        self.outcome.run_calls()
+        self.outcome.closed = True
         self._executor.close()
         self._network.close()
         if self.trace is not None:

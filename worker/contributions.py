@@ -51,8 +51,8 @@ class Servers(Protocol):
 class Contributions:
     """The slots of this rank's keys, and what is under way of them. Used by the network thread, which made the slots before anybody asks for them."""
 
-    def __init__(self, arena: Arena) -> None:
-        self._arena = arena
+    def __init__(self) -> None:
+        self._arena = Arena("psgc-push")  # where payloads are encoded
         self._slots: dict[int, Slot] = {}
         self.current: dict[int, Contribution] = {}
 
@@ -71,6 +71,9 @@ class Contributions:
     def slot(self, key: int) -> Slot:
         """Where this rank's payloads of the key are encoded."""
         return self._slots[key]
+
+    def close(self) -> None:
+        self._arena.close()
 
 
 def make_slots(layout: Layout, arena: Arena, rank: int = 0) -> dict[int, Slot]:

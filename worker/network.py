@@ -13,20 +13,18 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import zmq
 
 from psgc.config import Config
 from psgc.diagnostics.place import main_place
-from psgc.diagnostics.report import Launcher
 from psgc.errors import JobFailed, PsgcError
 from psgc.layout import Declaration, Layout
 from psgc.observe.worker_trace import worker_trace
 from psgc.processes.checkpoints import SAVES, Watchdog
 from psgc.processes.mailbox import Mailbox
 from psgc.transport.control.voice import PARTS
-from psgc.transport.memory.arena import Arena
 from psgc.transport.watch import Watch
 from psgc.wire.frames import Kind
 from psgc.wire.messages import ErrorCode, Topology
@@ -36,9 +34,9 @@ from psgc.worker.client import Action, Client, Failed, Greet, Measured, Result, 
 from psgc.worker.connections.servers import ServerConnections
 from psgc.worker.contributions import Contribution, Contributions, Slot
 from psgc.worker.coordinator import Coordinator, Waiting
-from psgc.worker.endings import Endings
+from psgc.worker.outcome import Outcome
 from psgc.worker.residuals.transfers import Transfer
-from psgc.worker.tickets import StepTicket, TicketBoard
+from psgc.worker.tickets import StepTicket
 
 logger = logging.getLogger(__name__)
 LINGER_MS = 2000  # limit on getting rid of the last messages, as why this rank ends; on a busy machine this may take a while
@@ -53,36 +51,38 @@ class _Transferring:
     left: int
 
 
-class Network(threading.Thread):
-    """Start it, then ``ready`` is set once the scheduler has everyone, or ``error`` says why not."""
+class Steps(Protocol):
+    """What the network thread asks of the executor."""
 
-    def __init__(self, config: Config, board: TicketBoard) -> None:
+    def turn(self, key: int) -> None:
+        """The key's next step has its turn."""
+
+    def late(self, now: float, first_s: float) -> list[str]:
+        """What to say of that which this rank waits for. first_s: how long after its begin it is said first."""
+
+
+class Network(threading.Thread):
+    """Start it, then ``ready`` is set once the scheduler has everyone, or the outcome says why not."""
+
+    def __init__(self, config: Config, outcome: Outcome) -> None:
         super().__init__(name="psgc-network", daemon=True)
-        self.config, self.board = config, board
+        self.config, self.outcome = config, outcome
         self.mailbox = Mailbox()
         self.ready, self.stopped = threading.Event(), threading.Event()
-        self.error: PsgcError | None = None
         self.topology: Topology | None = None
         self.layouts: dict[str, Layout] = {}
         self.client: Client | None = None
         self.trace = worker_trace(config)
         self.waiting = Waiting()
         self.reporter: Callable[[], Report] | None = None  # what this rank tells of itself once a heartbeat
-        # says what else this rank has waited for, given the time and how long after the begin it is said first
-        self.lookout: Callable[[float, float], list[str]] | None = None
-        self.on_turn: Callable[[int], None] | None = None  # takes the key whose next step has its turn
-        self._arena = Arena("psgc-push")  # where payloads are encoded
-        self._contributions = Contributions(self._arena)
-        self._context: zmq.Context[Any] = zmq.Context()
+        self.steps: Steps | None = None
+        self._contributions = Contributions()
         self._watch = Watch()
+        self._context: zmq.Context[Any] = zmq.Context()
         self._coordinator = Coordinator(self._context, config, self)
         self._connections = ServerConnections(config, self.trace, self)
-        self._launcher = Launcher(config.launcher)
-        SAVES.report_to(self._launcher.tell_saving, config.save_timeout_s)
         self._undeclared: list[tuple[Declaration, Callable[[Layout], None]]] = []  # they wait until the connections have been measured
         self._closing_since: float | None = None
-        self._end = False
-        self.endings = Endings(lambda: self.error is not None)
 
     # called by other threads
 
@@ -130,7 +130,7 @@ class Network(threading.Thread):
         self.mailbox.put(self._barrier, number, passed, layout)
 
     def ask_turn(self, key: int) -> None:
-        """Have ``on_turn`` called when the key's next step has its turn; from now on it counts as submitted."""
+        """Have ``Steps.turn`` called when the key's next step has its turn; from now on it counts as submitted."""
         self.mailbox.put(self._ask_turn, key)
 
     def publish(self, name: str, value: bytes) -> None:
@@ -170,18 +170,16 @@ class Network(threading.Thread):
 
     def turn(self, key: int) -> None:
         """A key's next step has its turn among named tensors."""
-        if self.on_turn is not None:
-            self.on_turn(key)
+        if self.steps is not None:
+            self.steps.turn(key)
 
     def failed(self, text: str) -> None:
         """The job has failed: release every waiter, and end the process if it does not end by itself."""
-        if self.error is not None:
-            return
         error = JobFailed(text)
-        error.told = self._launcher.tell("job failed", text)
-        self.error = error
+        if not self.outcome.fail(error):
+            return
         logger.log(logging.DEBUG if error.told else logging.ERROR, "job failed reason=%s", text)
-        self.board.fail()
+        self.outcome.board.fail()
         self.ready.set()
         self._coordinator.release()
         if self._closing_since is None:
@@ -189,25 +187,26 @@ class Network(threading.Thread):
             Watchdog(
                 SAVES, self.stopped, self.config.abort_grace_s, self.config.save_timeout_s, last_words, self._tell_where_it_hung
             ).start()
-        self.endings.run()
+        self.outcome.run_calls()
 
     def _tell_where_it_hung(self) -> None:
         """For a script that Ctrl-C did not interrupt: it is in a call that does not return to Python, or its signal came just before it fell asleep."""
         if self.topology is not None and (where := main_place()):
-            self._launcher.tell("hung", where, self.topology.rank)
+            self.outcome.launcher.tell("hung", where, self.topology.rank)
 
     # the thread
 
     def run(self) -> None:
         try:
-            self._launcher.tell("joining")
+            self.outcome.launcher.tell("joining")
             self._coordinator.register()
             next_tick = time.monotonic()
-            while not self._end:
+            ended = False
+            while not ended:
                 self._turn(next_tick)
                 now = time.monotonic()
                 if now >= next_tick:
-                    self._tick(now)
+                    ended = self._tick(now)
                     next_tick = now + TICK_S
         except BaseException as error:
             logger.debug("network thread", exc_info=True)
@@ -227,19 +226,21 @@ class Network(threading.Thread):
         if self._connections.fileno() in ready or self._connections.pending:
             self._connections.serve()
 
-    def _tick(self, now: float) -> None:
+    def _tick(self, now: float) -> bool:
+        """Returns whether this worker has left the job."""
         self._coordinator.tick(now)
         self._connections.tick(now)
-        if self.client is not None and self.error is None:
+        if self.client is not None and not self.outcome.failed:
             texts = self.client.tick(now, self._coordinator.told)
             for text in texts if texts and self._coordinator.voice.speaks(PARTS) else ():
                 logger.warning("%s", text)
-        if self.lookout is not None and self.error is None:
-            for text in self.lookout(now, self.config.silence_s):
+        if self.steps is not None and not self.outcome.failed:
+            for text in self.steps.late(now, self.config.silence_s):
                 self.say("groups", text)
-        if self._closing_since is not None:
-            patience_s = self._coordinator.farewell_s() if self.error is None else self.config.silence_s
-            self._end = self._coordinator.left or now - self._closing_since > patience_s
+        if self._closing_since is None:
+            return False
+        patience_s = self.config.silence_s if self.outcome.failed else self._coordinator.farewell_s()
+        return self._coordinator.left or now - self._closing_since > patience_s
 
     # called by connections and steps, in this thread
 
@@ -251,7 +252,7 @@ class Network(threading.Thread):
     def reached(self) -> None:
         """Everyone is there, and every server has answered."""
         if self.topology is not None and not self.ready.is_set():
-            self._launcher.tell("joined", rank=self.topology.rank)
+            self.outcome.launcher.tell("joined", rank=self.topology.rank)
             self.ready.set()
 
     def say(self, topic: str, text: str) -> None:
@@ -262,7 +263,7 @@ class Network(threading.Thread):
 
     def end_job(self, text: str) -> None:
         """As ``fault``, at once."""
-        if self.error is None:
+        if not self.outcome.failed:
             try:
                 self._coordinator.fault(text)
             finally:
@@ -301,7 +302,7 @@ class Network(threading.Thread):
             self._coordinator.declare(declaration, then, self.client.rate)
 
     def _contribute(self, contribution: Contribution) -> None:
-        if self.error is not None:
+        if self.outcome.failed:
             return
         assert self.client is not None
         key = contribution.key
@@ -315,12 +316,12 @@ class Network(threading.Thread):
         self.apply(actions)
 
     def _taken(self, key: int) -> None:
-        if self.error is None and self.client is not None:
+        if not self.outcome.failed and self.client is not None:
             del self._contributions.current[key]
             self.client.taken(key)
 
     def _transfer(self, transfers: list[Transfer], ticket: StepTicket) -> None:
-        if self.error is not None or not transfers:
+        if self.outcome.failed or not transfers:
             ticket.finish()
             return
         assert self.client is not None
@@ -331,7 +332,7 @@ class Network(threading.Thread):
 
     def _retire(self, layout: Layout) -> None:
         self._contributions.remove(layout)
-        if self.error is None and any(True for _ in layout.served.parts()):
+        if not self.outcome.failed and any(True for _ in layout.served.parts()):
             self._connections.send_to_all(Kind.RETIRE, layout.id)
 
     @staticmethod
@@ -341,21 +342,21 @@ class Network(threading.Thread):
             transfer.owner.ticket.finish()
 
     def _barrier(self, number: int, passed: threading.Event, layout: int) -> None:
-        if self.error is None:
+        if not self.outcome.failed:
             self._coordinator.requests.barrier(number, passed, layout)
         else:
             passed.set()
 
     def _ask_turn(self, key: int) -> None:
-        if self.error is None:
+        if not self.outcome.failed:
             self._coordinator.requests.ask_turn(key)
 
     def _publish(self, name: str, value: bytes) -> None:
-        if self.error is None:
+        if not self.outcome.failed:
             self._coordinator.requests.publish(name, value)
 
     def _look_up(self, name: str, then: Callable[[bytes], None]) -> None:
-        if self.error is None:
+        if not self.outcome.failed:
             self._coordinator.requests.look_up(name, then)
 
     def _close(self) -> None:
@@ -368,9 +369,9 @@ class Network(threading.Thread):
         self._connections.close()
         self._coordinator.close(LINGER_MS)
         self._context.destroy(linger=LINGER_MS)
-        self._arena.close()
-        if self.error is None:
-            self._launcher.tell("left")
+        self._contributions.close()
+        if not self.outcome.failed:
+            self.outcome.launcher.tell("left")
         self.stopped.set()
 
     def _rank_text(self) -> str:

@@ -7,23 +7,20 @@ Makes the same checks as a real job's session, so that a script that works alone
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from psgc.config import Config
-from psgc.diagnostics.report import Launcher
 from psgc.errors import JobFailed, NonFiniteError, UsageError
 from psgc.layout import Declaration, Layout, build_layout
-from psgc.processes.checkpoints import SAVES
-from psgc.worker.endings import Endings
 from psgc.worker.nonfinite import first_nonfinite
+from psgc.worker.outcome import SessionWithOutcome
 from psgc.worker.published import check_value
 from psgc.worker.residuals.owed import Owed
 from psgc.worker.residuals.residual import LayoutMemory, TensorMemory
-from psgc.worker.session import BucketBuffer, Session, Ticket
+from psgc.worker.session import BucketBuffer, Ticket
 
 
 class DoneTicket:
@@ -33,7 +30,7 @@ class DoneTicket:
     done = True
 
 
-class SoloSession(Session):
+class SoloSession(SessionWithOutcome):
     """See Session. ``submit`` loads and stores at once, in the calling thread."""
 
     rank = 0
@@ -43,14 +40,10 @@ class SoloSession(Session):
     node_sizes = (1,)
 
     def __init__(self, config: Config) -> None:
-        self.config = config
-        SAVES.report_to(Launcher(config.launcher).tell_saving, config.save_timeout_s)
+        super().__init__(config)
         self._lock = threading.Lock()
         self._declared: dict[str, tuple[Declaration, Layout]] = {}
-        self._error: JobFailed | None = None
-        self._closed = False
         self._published: dict[str, bytes] = {}
-        self._endings = Endings(lambda: self.failed)
         self._taken: dict[tuple[str, int], int] = {}  # steps of each layout's buckets
         self._owed: dict[tuple[str, int], Owed] = {}  # residuals of a larger job, which go with the first gradient
 
@@ -90,9 +83,6 @@ class SoloSession(Session):
     def submit_named(self, declaration: Declaration, buffer: BucketBuffer, *, skip: bool = False, priority: int | None = None) -> Ticket:
         return self.submit(self.declare(declaration), 0, buffer, skip=skip)
 
-    def wait(self, tickets: Iterable[Ticket]) -> None:
-        self.check()
-
     def barrier(self) -> None:
         self.check()
 
@@ -109,18 +99,8 @@ class SoloSession(Session):
             raise UsageError(f"{name!r} is looked up, but this process is alone and has not published it: nobody else can")
         return self._published[name]
 
-    def check(self) -> None:
-        if self._error is not None:
-            raise self._error
-        if self._closed:
-            raise UsageError("psgc has been shut down; call init() again first")
-
-    @property
-    def failed(self) -> bool:
-        return self._error is not None
-
     def fail(self, text: str) -> None:
-        self._error = JobFailed(text)
+        self.outcome.fail(JobFailed(text), tells=False)
 
     def residuals(self) -> dict[str, NDArray[Any]]:
         return {}
@@ -147,9 +127,6 @@ class SoloSession(Session):
             if values.any():
                 self._owed[layout.name, bucket.index] = Owed(values)
 
-    def at_end(self, call: Callable[[], None]) -> None:
-        self._endings.add(call)
-
     def statistics(self) -> dict[str, int]:
         return {
             "wire_bytes": 0, "resent": 0, "gradient_bytes": 0, "uncompressed_bytes": 0, "slowest_rank": -1,
@@ -157,8 +134,8 @@ class SoloSession(Session):
         }  # fmt: skip
 
     def close(self) -> None:
-        self._endings.run()
-        self._closed = True
+        self.outcome.run_calls()
+        self.outcome.closed = True
 
     def _refuse_nonfinite(self, layout: Layout, bucket: int, array: NDArray[Any]) -> None:
         members = layout.buckets[bucket]

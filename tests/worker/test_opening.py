@@ -12,8 +12,6 @@ from psgc.worker.cluster import ClusterSession
 class Network:
     """In place of the network thread: the test says when the layout is there."""
 
-    error = None
-
     def __init__(self) -> None:
         self.layouts: dict[str, Layout] = {}
         self.told: Any = None

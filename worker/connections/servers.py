@@ -10,7 +10,7 @@ import time
 from typing import Final, Protocol
 
 from psgc.config import Config
-from psgc.errors import PsgcError, RemoteProtocolError
+from psgc.errors import RemoteProtocolError
 from psgc.observe.worker_trace import WorkerTrace
 from psgc.transport.link import Link
 from psgc.transport.link_set import LinkSet
@@ -21,6 +21,7 @@ from psgc.wire.messages import Topology
 from psgc.worker.client import Action, Client
 from psgc.worker.connections.links import ServerLink, connect_server
 from psgc.worker.connections.reach import Reach
+from psgc.worker.outcome import Outcome
 
 logger = logging.getLogger(__name__)
 TURN_S: Final = 0.02  # time for messages of all connections in one turn of the network thread
@@ -28,9 +29,10 @@ LOST_S: Final = 0.5
 
 
 class Owner(Protocol):
-    """What connections ask of the network thread, and tell it. error: why the job has failed."""
+    """What connections ask of the network thread, and tell it."""
 
-    error: PsgcError | None
+    @property
+    def outcome(self) -> Outcome: ...
 
     @property
     def closing(self) -> bool:
@@ -96,7 +98,7 @@ class ServerConnections:
                 link = connection.owner
                 if connection.closed:
                     self._look_at(link)
-                elif link.up and self._owner.error is None:
+                elif link.up and not self._owner.outcome.failed:
                     self._owner.apply(self._client.departed(link.server, link.unsent, time.monotonic()))
 
     def tick(self, now: float) -> None:
@@ -139,7 +141,7 @@ class ServerConnections:
             for header, payload in link.receive():
                 if self._trace is not None:
                     self._trace.received(server, header)
-                if self._owner.error is None:
+                if not self._owner.outcome.failed:
                     self._owner.apply(client.receive(server, header, payload, time.monotonic()))
         except RemoteProtocolError as error:
             self._owner.end_job(f"rank {client.rank}: server {server}: {error}")
@@ -166,7 +168,7 @@ class ServerConnections:
     def _name_unreached(self, now: float) -> None:
         """Say which servers cannot be reached, and why: here, and by the scheduler to everyone; give up in the end."""
         reach = self._reach
-        if reach is None or self._owner.error is not None or self._owner.closing:
+        if reach is None or self._owner.outcome.failed or self._owner.closing:
             return
         for server in reach.unsteady:
             reach.progress(server, self._client.moved(server, now))
@@ -179,5 +181,5 @@ class ServerConnections:
     def _name_lost(self, server: int) -> None:
         """Log lost connections, but only after ``LOST_S``: a server that ends closes its connections a moment before the scheduler tells of the job's
         end."""
-        if self._lost.pop(server, None) is not None and not self._owner.closing and self._owner.error is None:
+        if self._lost.pop(server, None) is not None and not self._owner.closing and not self._owner.outcome.failed:
             logger.warning("connection to server %d lost; it is re-made, and what was in flight is sent again", server)

@@ -6,19 +6,16 @@ ps-lite carries neither errors nor values between workers, so a job over it has 
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Callable, Iterable
-from typing import Any, Final, NoReturn, cast
+from collections.abc import Iterable
+from typing import Any, Final, NoReturn
 
 from numpy.typing import NDArray
 
 from psgc.config import Config
-from psgc.diagnostics.report import Launcher
 from psgc.errors import JobFailed, PsgcError, RemoteProtocolError, UsageError
 from psgc.layout import Declaration, Layout
 from psgc.observe.figures import Figures
-from psgc.processes.checkpoints import SAVES
 from psgc.processes.descriptors import raise_limit
 from psgc.processes.pool import threads_of
 from psgc.pslite.byteps.turns import ENDPOINT_NAME, refuse_races, two_key_servers
@@ -26,26 +23,25 @@ from psgc.pslite.kv import KVWorker
 from psgc.pslite.nodes import WORKER_GROUP
 from psgc.pslite.postoffice import Postoffice
 from psgc.pslite.settings import Settings
-from psgc.worker.endings import Endings
 from psgc.worker.executor.executor import Executor
 from psgc.worker.executor.layouts import Host
+from psgc.worker.outcome import SessionWithOutcome
 from psgc.worker.pslite.declared import Declared
 from psgc.worker.pslite.servers import PsLiteServers
 from psgc.worker.pslite.waits import Waits
 from psgc.worker.residuals.residual import LayoutMemory
-from psgc.worker.session import BucketBuffer, Session, Ticket
+from psgc.worker.session import BucketBuffer, Ticket
 from psgc.worker.submission import Submission
-from psgc.worker.tickets import StepTicket, TicketBoard
 
 logger = logging.getLogger(__name__)
 POOL_CORES: Final = 4
 
 
-class PsLiteSession(Session):
+class PsLiteSession(SessionWithOutcome):
     """See Session. Built by ``open``, which returns once every node of the job is there."""
 
     def __init__(self, config: Config, office: Postoffice) -> None:
-        self.config = config
+        super().__init__(config)
         self.rank, self.size = config.node, config.nodes
         self.local_rank, self.local_size = 0, 1
         self.node_sizes = (1,) * config.nodes
@@ -58,14 +54,7 @@ class PsLiteSession(Session):
             self.rank, self.ranks, self._has_no_groups, self.fail, lambda: self.failed, lambda key: None, self._servers, served=self._declared.work
         )  # fmt: skip
         self._executor = Executor(host, config.cpu_threads or threads_of(POOL_CORES))
-        self._board = TicketBoard()
-        self._lock = threading.Lock()
-        self._error: PsgcError | None = None
-        self._closed = False
-        self._endings = Endings(lambda: self.failed)
         self._waits = Waits(self.rank, config.silence_s, config.step_timeout_s)
-        self._launcher = Launcher(config.launcher)
-        SAVES.report_to(self._launcher.tell_saving, config.save_timeout_s)
         office.on_fail, office.on_tick = self._broken, self._tick
 
     @classmethod
@@ -76,7 +65,7 @@ class PsLiteSession(Session):
         raise_limit()
         office = Postoffice(settings)
         session = cls(config, office)
-        session._launcher.tell("joining")
+        session.outcome.launcher.tell("joining")
         try:
             office.start(barrier=False)
             refuse_races(office)
@@ -85,7 +74,7 @@ class PsLiteSession(Session):
         except BaseException:
             office.finalize(barrier=False)
             raise
-        session._launcher.tell("joined", rank=session.rank)
+        session.outcome.launcher.tell("joined", rank=session.rank)
         return session
 
     def expect_names(self, names: Iterable[str]) -> None:
@@ -94,7 +83,7 @@ class PsLiteSession(Session):
     def declare(self, declaration: Declaration) -> Layout:
         self.check()
         layout = self._declared.lay_out(declaration, self._executor.add)
-        tickets = [self._board.issue() for _ in layout.buckets]
+        tickets = [self.outcome.board.issue() for _ in layout.buckets]
         for bucket, ticket in zip(layout.buckets, tickets, strict=True):
             self._waits.add(ticket, f"the first push of tensor {layout.tensor_at(bucket, 0)!r} of all workers")
             self._servers.when_ready([part.key for part in bucket.parts], ticket.finish)
@@ -106,7 +95,7 @@ class PsLiteSession(Session):
         rescale: float = 1.0,
     ) -> Ticket:  # fmt: skip
         self.check()
-        ticket = self._board.issue()
+        ticket = self.outcome.board.issue()
         if self.figures is not None:
             self.figures.submitted(time.monotonic())
         self._waits.add(ticket, f"the sum of tensor {layout.tensor_at(layout.buckets[bucket], 0)!r}")
@@ -118,10 +107,6 @@ class PsLiteSession(Session):
         self.check()
         layout = self._declared.lay_out(declaration, self._executor.add)
         return self.submit(layout, 0, buffer, skip=skip)
-
-    def wait(self, tickets: Iterable[Ticket]) -> None:
-        self._board.wait(cast("Iterable[StepTicket]", tickets))
-        self.check()
 
     def barrier(self) -> None:
         self.check()
@@ -139,36 +124,21 @@ class PsLiteSession(Session):
     def _lacks(self, what: str) -> NoReturn:
         raise UsageError(f"ps-lite (PSGC_WIRE=pslite) has no {what}, which this call needs; use psgc's own wire for it")
 
-    def check(self) -> None:
-        if self._error is not None:
-            raise self._error
-        if self._closed:
-            raise UsageError("psgc has been shut down in this process")
-
     @property
     def synchronised(self) -> bool:
         return self._declared.any
-
-    @property
-    def failed(self) -> bool:
-        return self._error is not None
 
     def fail(self, text: str) -> None:
         self._broken(JobFailed(text))
 
     def _broken(self, error: BaseException) -> None:
         """This rank cannot go on. ps-lite tells nobody."""
-        with self._lock:
-            if self._error is not None or self._closed:
-                return
-            if isinstance(error, RemoteProtocolError) or not isinstance(error, PsgcError):
-                error = JobFailed(f"rank {self.rank}: {error if isinstance(error, PsgcError) else repr(error)}")
-            self._error = error
-        if isinstance(error, JobFailed):
-            error.told = self._launcher.tell("job failed", str(error))
-        self._office.fail(error)
-        self._board.fail()
-        self._endings.run()
+        if isinstance(error, RemoteProtocolError) or not isinstance(error, PsgcError):
+            error = JobFailed(f"rank {self.rank}: {error if isinstance(error, PsgcError) else repr(error)}")
+        if not self.outcome.closed and self.outcome.fail(error):
+            self._office.fail(error)
+            self.outcome.board.fail()
+            self.outcome.run_calls()
 
     def residuals(self) -> dict[str, NDArray[Any]]:
         return {}
@@ -179,9 +149,6 @@ class PsLiteSession(Session):
     def remember(self, layout: Layout, memory: LayoutMemory) -> None:
         if memory.tensors or memory.servers:
             self._lacks("saved residuals")
-
-    def at_end(self, call: Callable[[], None]) -> None:
-        self._endings.add(call)
 
     def statistics(self) -> dict[str, int]:
         works = self._declared.works
@@ -194,17 +161,17 @@ class PsLiteSession(Session):
         }  # fmt: skip
 
     def close(self) -> None:
-        if self._closed:
+        if self.outcome.closed:
             return
-        if self._error is None:
-            self._board.wait(self._board.outstanding())
-        self._endings.run()
+        if not self.failed:
+            self.outcome.board.wait(self.outcome.board.outstanding())
+        self.outcome.run_calls()
         try:
-            self._office.finalize(barrier=self._error is None, timeout_s=self.config.step_timeout_s)
+            self._office.finalize(barrier=not self.failed, timeout_s=self.config.step_timeout_s)
         except JobFailed as error:
             logger.warning("%s", error)
         finally:
-            self._closed = True
+            self.outcome.closed = True
             self._executor.close()
 
     def _tick(self, now: float) -> None:
