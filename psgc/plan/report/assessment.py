@@ -16,9 +16,9 @@ from psgc.plan.inputs.cluster import Cluster
 from psgc.plan.methods.anytime import search_for
 from psgc.plan.methods.bound import Bounds, lower_bounds
 from psgc.plan.methods.espresso import espresso
+from psgc.plan.methods.once import WARM_UP_TENSORS, search_once
 from psgc.plan.methods.registry import METHODS, find
 from psgc.plan.methods.result import Found
-from psgc.plan.methods.search import search
 from psgc.plan.model.job import Job
 from psgc.plan.model.options import encodes
 from psgc.plan.model.plan import PlannedBucket
@@ -36,8 +36,6 @@ LEAST_MARGIN: Final = 0.01
 RUNS: Final = 3
 # A search that takes longer is not timed again, because other work on the machine matters less to it.
 LONG_US: Final = 1e5
-WARM_UP_TENSORS: Final = 8
-WARM_UP_ANNEALING: Final = 1.0  # a move a round loads all that a search calls
 PATIENCE_S: Final = 5.0  # for Espresso, which takes minutes for thousands of tensors
 
 
@@ -119,7 +117,7 @@ def assess(
     plain = _found_in(seconds, BEST, _without_compression(problem))
     found = _found_in(seconds, method, problem)
     _check_carried(method, found, problem)
-    sought = found if method == BEST else find(BEST, problem)
+    sought = found if method == BEST else search_once(problem)
     encoded = sought.buckets if _encodes(sought.buckets) else all_encoded(problem, sought.buckets)
     peer, bf16 = _peer(problem, plain), _bf16_peer(problem)
     over_fp32, over_bf16 = NO_GAIN, NO_GAIN
@@ -143,7 +141,7 @@ def _peer(problem: Problem, plain: Found) -> Found:
     if not problem.constraints.runtime:
         return plain
     free = _without_compression(replace(problem, constraints=replace(problem.constraints, runtime=False)))
-    return min(find(BEST, free), plain, key=lambda found: found.step_us)
+    return min(search_once(free), plain, key=lambda found: found.step_us)
 
 
 def _bf16_peer(problem: Problem) -> Found | None:
@@ -151,7 +149,7 @@ def _bf16_peer(problem: Problem) -> Found | None:
     if all(is_cast(codec.name) for codec in problem.used):
         return None
     half = _without_compression(_with_half(problem))
-    return find(BEST, replace(half, constraints=replace(half.constraints, runtime=False)))
+    return search_once(replace(half, constraints=replace(half.constraints, runtime=False)))
 
 
 def _with_half(problem: Problem) -> Problem:
@@ -171,7 +169,7 @@ def _once(problem: Problem, encoded: Sequence[PlannedBucket] | None) -> Found | 
     """The best plan with at most one encoding per bucket; None if the given plan has no bucket with more."""
     if encoded is None or all(encodes(bucket.option) <= 1 for bucket in encoded):
         return None
-    return find(BEST, replace(problem, constraints=replace(problem.constraints, most_encodes=1)))
+    return search_once(replace(problem, constraints=replace(problem.constraints, most_encodes=1)))
 
 
 def _check_carried(method: str, found: Found, problem: Problem) -> None:
@@ -190,9 +188,9 @@ def _found_in(seconds: float | None, method: str, problem: Problem) -> Found:
 
 def _found_warm(method: str, problem: Problem) -> Found:
     """The method's plan, with the planning time of a process that has planned before: after a warm-up on a few tensors, the minimum of ``RUNS``."""
-    few = replace(problem, profile=replace(problem.profile, tensors=problem.profile.tensors[:WARM_UP_TENSORS]))
-    _ = search(few, WARM_UP_ANNEALING) if method == BEST else find(method, few)
-    runs = [find(method, replace(problem))]
+    if method != BEST:
+        find(method, replace(problem, profile=replace(problem.profile, tensors=problem.profile.tensors[:WARM_UP_TENSORS])))
+    runs = [search_once(problem) if method == BEST else find(method, replace(problem))]
     while len(runs) < RUNS and runs[0].select_us < LONG_US:
         runs.append(find(method, replace(problem)))
     return min(runs, key=lambda run: run.select_us)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from psgc.codecs.codec import BLOCK
 from psgc.errors import UsageError
 from psgc.plan.inputs.cluster import Cluster
-from psgc.plan.methods.registry import find
+from psgc.plan.methods.once import search_once
 from psgc.plan.methods.result import Found
 from psgc.plan.methods.uniform import fused
 from psgc.plan.model.costs import CodecCosts
@@ -22,7 +22,6 @@ from psgc.plan.model.plan import UNCOMPRESSED, PlannedBucket
 from psgc.plan.model.problem import PUBLISHED_BYTES, Problem, simulate
 from psgc.plan.planfile.runtime import ON_GPUS, not_carried
 
-SEARCH = "psgc"  # the method that searches
 UNCUT_BUCKETS = (1, 2, 4, 8, 16, 32)
 
 
@@ -52,7 +51,7 @@ def running(problem: Problem, buckets: Sequence[PlannedBucket]) -> Running:
     limited = as_jobs_run(problem)
     try:
         encoded = any(encodes(option) for option in limited.options)
-        found = find(SEARCH, limited)
+        found = search_once(limited)
     except UsageError:  # the constraints leave no option that jobs run
         return Running(refused, None, limited, unpriced=priceless)
     why = next((why for codec in problem.used if (why := why_not_encoded(codec, limited.devices(codec)))), "")

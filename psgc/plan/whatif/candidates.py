@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 from psgc.plan.inputs.cluster import Cluster
 from psgc.plan.inputs.estimates import Timed
 from psgc.plan.inputs.profile import Profile
+from psgc.plan.methods.once import search_once
 from psgc.plan.methods.result import Found
 from psgc.plan.methods.search import search
 from psgc.plan.model.options import Constraints, encodes
@@ -141,10 +142,10 @@ def _change(corner: Corner, times: str) -> Change:
 
 def _uncompressed(name: str, problem: Problem, timed: Timed, size: float) -> Candidate:
     """The candidate without a codec: an all-reduce among the GPUs, or servers if they are faster."""
-    plans = [(ALL_REDUCE, problem, search(problem))]
+    plans = [(ALL_REDUCE, problem, search_once(problem))]
     if problem.cluster.servers:
         served = as_jobs_run(_problem(timed.profile, problem.cluster, UNCOMPRESSED))
-        plans.append((PSGC, served, search(served)))
+        plans.append((PSGC, served, search_once(served)))
     runs, judged, plan = min(plans, key=lambda each: each[2].step_us)
     return Candidate(name, name, size, True, "", _iteration(judged, plan, ""), 0.0, runs=runs)
 
@@ -155,11 +156,11 @@ def _encoded(name: str, timed: Timed, cluster: Cluster, *, standard: Standard) -
     if is_whole(problem.codec.name):
         return _uncut(problem, times, standard=standard)
     codec, lacking = problem.codec, why_not_encoded(problem.codec)
-    plans, runs, later = [search(problem)], "", None
+    plans, runs, later = [search_once(problem)], "", None
     iteration_us = _iteration(problem, plans[0], times)
     if not lacking:
         limited, later, runs = as_jobs_run(problem), iteration_us, PSGC
-        carried = search(limited)
+        carried = search_once(limited)
         iteration_us = _iteration(limited, carried, times)
         if later(NOMINAL) < (1 - LEAST_FASTER) * iteration_us(NOMINAL):
             plans.append(carried)
