@@ -568,3 +568,16 @@ for step in range(100):
     lines = done.stderr.splitlines()
     assert lines[-1].startswith("psgc run: rank 1 ended with ValueError: no more data"), done.stderr
     assert not any("Traceback" in line or "RuntimeError" in line for line in lines if line.startswith("[worker 0]")), done.stderr
+
+
+class _NothingToWaitFor:
+    def wait(self, tickets: Sequence[Any]) -> None:
+        assert tickets == []
+
+
+def test_an_observer_is_told_of_a_step_s_end_before_backward_can_return() -> None:
+    completion = Completion(torch.zeros(1))
+    told: list[bool] = []
+    Completer(_NothingToWaitFor()).complete_after([], completion, lambda: told.append(completion.future.done()))  # type: ignore[arg-type]
+    completion.future.wait()
+    assert told == [False]

@@ -139,7 +139,7 @@ def _timed(profile: Profile, buckets: Sequence[PlannedBucket]) -> bool:
 
 
 class AutoPlan:
-    """Observes an exchange and switches it; see the module's text. sample: any of the parameters."""
+    """Observes an exchange and switches it; see the module's text. sample: any of the parameters. It has no lock: see ``observer.py``."""
 
     holds = False
 

@@ -1,4 +1,8 @@
-"""The interface of an observer that times a step's computation; the profiler and ``auto`` implement it."""
+"""The interface of an observer that times a step's computation; the profiler and ``auto`` implement it.
+
+Its methods run in several threads. Those of one step come one after the other and need no lock: under DDP ``delivered`` returns before DDP's last future is
+complete, for which backward waits; so ``stepped`` and the next step's ``begins`` see all that it wrote.
+"""
 
 from __future__ import annotations
 
