@@ -1,6 +1,7 @@
 """Carries out Folds: sums one block's payloads in one pass, in slices that stay in cache, then divides, adds the residual and encodes.
 
-Numbers only: no protocol, no sockets. Runs in a pool of blocking threads; kernels release the GIL.
+Numbers only: no protocol, no sockets. Runs in a pool of blocking threads, where kernels release the GIL; what takes less time than two threads take to
+hand it to each other may be run by whoever has it (``is_small``).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic_ns
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,7 @@ from psgc.server.weights.versions import Versions
 
 Bytes = NDArray[np.uint8]
 SERVER_RANK = 0xFFFFFFFF  # the server's place in random streams, apart from every worker's
+SMALL_BYTES: Final = 64 << 10  # of payloads and of the sum in float32: tens of microseconds of work
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +44,26 @@ class KeyWork:
     past_steps: int = 0
 
 
-Done = Callable[[int, bool, int, bool, int], None]  # key, last, payload bytes, non-finite, slot
+class Folded(NamedTuple):
+    """The outcome of a Fold. payload_bytes: of the result, once the last block is in it; slot: that holds the result."""
+
+    key: int
+    last: bool
+    payload_bytes: int
+    nonfinite: bool
+    slot: int
+
+
+Done = Callable[[Folded], None]
+
+
+def is_small(fold: Fold, work: KeyWork) -> bool:
+    """Whether a thread should carry it out itself, in place of handing it to the pool."""
+    return 4 * work.spec.numel <= SMALL_BYTES and sum(len(payload) for payload in fold.payloads) <= SMALL_BYTES
 
 
 class Engine:
-    """A pool thread calls ``done`` with the outcome of each Fold, or ``broken`` with the exception that it raised."""
+    """A pool thread calls ``done`` with the outcome of each Fold that was queued, or ``broken`` with the exception that it raised."""
 
     def __init__(self, threads: int, done: Done, broken: Callable[[BaseException], None], trace: ServerTrace | None = None) -> None:
         self._trace = trace
@@ -59,7 +76,7 @@ class Engine:
 
     def start(self, fold: Fold, work: KeyWork, store: KeyStore) -> None:
         """Queue a Fold. The state machine has at most one under way for a key."""
-        self._pool.submit(0, self._run, fold, work, store)
+        self._pool.submit(0, self._start, fold, work, store)
 
     def update(self, fold: Fold, weights: Versions) -> None:
         """Queue the making of the next version of a key's weights. The state machine has at most one under way for a key."""
@@ -103,7 +120,7 @@ class Engine:
         began_ns = monotonic_ns()
         payload_bytes = weights.update(fold, _slices(weights.pair.push, weights.pair.pull, weights.numel))
         self._worked(fold, began_ns)
-        self._done(fold.key, True, payload_bytes, False, fold.slot)
+        self._done(Folded(fold.key, True, payload_bytes, False, fold.slot))
 
     def _worked(self, fold: Fold, began_ns: int) -> None:
         if self._trace is not None:
@@ -111,7 +128,11 @@ class Engine:
         thread = threading.get_ident()
         self._busy_ns[thread] = self._busy_ns.get(thread, 0) + monotonic_ns() - began_ns
 
-    def _run(self, fold: Fold, work: KeyWork, store: KeyStore) -> None:
+    def _start(self, fold: Fold, work: KeyWork, store: KeyStore) -> None:
+        self._done(self.run(fold, work, store))
+
+    def run(self, fold: Fold, work: KeyWork, store: KeyStore) -> Folded:
+        """Carry out a Fold in the calling thread. The state machine has at most one under way for a key. Raises what its codecs raise."""
         began_ns = monotonic_ns()
         if fold.step == 1:
             store.populate()
@@ -130,7 +151,7 @@ class Engine:
             self._block(fold, work)
             encoded = Encoded(0, False)
         self._worked(fold, began_ns)
-        self._done(fold.key, fold.last, encoded.payload_bytes, encoded.nonfinite, fold.slot)
+        return Folded(fold.key, fold.last, encoded.payload_bytes, encoded.nonfinite, fold.slot)
 
     @staticmethod
     def _copy(fold: Fold, store: KeyStore) -> Encoded:

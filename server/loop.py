@@ -29,9 +29,9 @@ from psgc.processes.absence import Absence, younger
 from psgc.processes.mailbox import Mailbox
 from psgc.processes.pool import threads_of
 from psgc.processes.reminder import Reminder
-from psgc.server.engine import Engine, KeyWork
+from psgc.server.engine import Engine, Folded, KeyWork, is_small
 from psgc.server.state import Commit, Effect, Fault, Fold, Restore, Retire, Send, SendResidual, ServerState, specs_of
-from psgc.server.store import KeyShape, Store
+from psgc.server.store import KeyShape, KeyStore, Store
 from psgc.transport.control.dealer import Dealer
 from psgc.transport.control.lifeline import Lifeline
 from psgc.transport.control.voice import ADMISSION, AWAITED, LIFELINE, Voice
@@ -201,13 +201,18 @@ class Server:
             link.close()
 
     def _apply(self, effects: Iterable[Effect]) -> None:
+        small: list[tuple[Fold, KeyWork, KeyStore]] = []
         for effect in effects:
             if isinstance(effect, Send):
                 self._send(effect)
             elif isinstance(effect, Fold) and effect.key in self._store.weights:
                 self._engine.update(effect, self._store.weights[effect.key])
             elif isinstance(effect, Fold):
-                self._engine.start(effect, self._works[effect.key], self._store.keys[effect.key])
+                fold = effect, self._works[effect.key], self._store.keys[effect.key]
+                if is_small(*fold[:2]):
+                    small.append(fold)
+                else:
+                    self._engine.start(*fold)
             elif isinstance(effect, Commit):
                 self._store.keys[effect.key].commit(effect)
             elif isinstance(effect, SendResidual):
@@ -218,6 +223,16 @@ class Server:
                 self._retire(effect)
             else:
                 self._fault(effect)
+        for fold in small:  # in this thread: its result leaves with the acknowledgement
+            self._fold_here(*fold)
+
+    def _fold_here(self, fold: Fold, work: KeyWork, store: KeyStore) -> None:
+        try:
+            folded = self._engine.run(fold, work, store)
+        except Exception as error:  # as in the pool: whatever it is, the job hears of it
+            self._broken(error)
+        else:
+            self._folded(folded)
 
     def _send(self, send: Send) -> None:
         link: Link = send.peer
@@ -245,12 +260,12 @@ class Server:
             del self._works[key]
         self._store.remove_keys(retire.keys)
 
-    def _from_pool(self, key: int, last: bool, payload_bytes: int, nonfinite: bool, slot: int) -> None:
-        self.mailbox.put(self._folded, key, last, payload_bytes, nonfinite, slot)
+    def _from_pool(self, folded: Folded) -> None:
+        self.mailbox.put(self._folded, folded)
 
-    def _folded(self, key: int, last: bool, payload_bytes: int, nonfinite: bool, slot: int) -> None:
+    def _folded(self, folded: Folded) -> None:
         if self._state is not None:
-            self._apply(self._state.folded(key, last, payload_bytes, nonfinite, slot, time.monotonic()))
+            self._apply(self._state.folded(*folded, time.monotonic()))
 
     def _broken(self, error: BaseException) -> None:
         logger.debug("engine", exc_info=error)

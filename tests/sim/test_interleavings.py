@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import random
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +21,7 @@ from psgc.codecs import CodecPair, Stream, parse_codec
 from psgc.errors import PayloadError, RemoteProtocolError
 from psgc.layout import Declaration, Layout, TensorSpec, build_layout, make_key
 from psgc.processes.absence import Absence
-from psgc.server.engine import Engine, KeyWork
+from psgc.server.engine import Engine, KeyWork, is_small
 from psgc.server.state import Retire, Send, ServerState, specs_of
 from psgc.server.step import NO_SLOT, Commit, Fold, KeySpec, KeyState, Lend, Reply, Restore, Result
 from psgc.server.store import KeyShape, Store
@@ -323,6 +324,29 @@ def test_a_lent_residual_is_the_residual_and_the_result_and_leaves_both() -> Non
         np.testing.assert_array_equal(Engine.lend(work, keys, 1, NO_SLOT), values)
     with pytest.raises(PayloadError, match="NaN"):
         keys.restore(0, np.full(3, np.nan, np.float32).tobytes())
+
+
+@pytest.mark.parametrize("numel", [1000, 100_000])
+def test_a_fold_is_the_same_here_and_in_the_pool_and_only_a_small_one_is_for_here(numel: int) -> None:
+    codec = parse_codec("int8")
+    store, told = Store(), queue.SimpleQueue[Any]()
+    store.add_keys([KeyShape(KEY, codec.payload_bound(numel), numel)])
+    work = KeyWork(KeySpec(KEY, numel, range(2), 0, 0, pull_feedback=True), CodecPair(codec, codec), 0, 0, False)
+    payloads = []
+    for rank in range(2):
+        out = np.empty(codec.payload_bound(numel), np.uint8)
+        gradient = np.random.default_rng(rank).standard_normal(numel).astype(np.float32)
+        payloads.append(out[: codec.encode(gradient, None, 1.0, Stream(0, 1, rank, 0), out).payload_bytes])
+    fold = Fold(KEY, 1, tuple(payloads), fresh=True, last=True, slot=0)
+    engine = Engine(1, told.put, told.put)
+    try:
+        engine.start(fold, work, store.keys[KEY])
+        there = told.get(timeout=60), store.keys[KEY].result(0).tobytes()
+        store.keys[KEY].result(0)[:] = 0
+        assert (engine.run(fold, work, store.keys[KEY]), store.keys[KEY].result(0).tobytes()) == there
+        assert is_small(fold, work) == (numel == 1000)
+    finally:
+        engine.close()
     store.close()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from psgc.layout import Layout
-from psgc.server.engine import Engine, KeyWork
+from psgc.server.engine import Engine, Folded, KeyWork
 from psgc.server.state import specs_of
 from psgc.server.step import Action, Commit, Fold, KeyState, Lend, Reply
 from psgc.server.store import KeyShape, Store
@@ -86,9 +86,10 @@ class MemoryServers:
         self._store.close()
         self._arena.close()
 
-    def _folded(self, key: int, last: bool, payload_bytes: int, nonfinite: bool, slot: int) -> None:
+    def _folded(self, folded: Folded) -> None:
+        key, *outcome = folded
         with self._lock:
-            self._apply(key, self.states[key].folded(last, payload_bytes, nonfinite, slot))
+            self._apply(key, self.states[key].folded(*outcome))
 
     def _apply(self, key: int, actions: list[Action]) -> None:
         for action in actions:
