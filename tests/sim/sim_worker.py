@@ -175,7 +175,7 @@ class SimWorker:
 
     def _transmit(self, action: Transmit) -> None:
         assert self.client is not None
-        limit, server = self.client.credit_parts, self.client.servers[action.server]
+        limit, server = self.world.scenario.credit_parts, self.client.servers[action.server].sending
         if limit > 0 and action.header.kind == Kind.PUSH:
             check(server.parts_in_flight <= limit, lambda: f"worker {self.node}: {server.parts_in_flight} parts in flight, credit {limit}")
         if action.payload and self.links[action.server].queues:

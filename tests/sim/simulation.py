@@ -294,7 +294,7 @@ class World:
                 lambda w=worker: f"worker {w.node} waits for residuals",
             )
             check(worker.results == wanted, lambda w=worker, n=wanted: f"worker {w.node} has decoded {w.results} results, not {n}")
-            credit = [(server.in_flight, server.parts_in_flight) for server in client.servers]
+            credit = [(server.sending.in_flight, server.sending.parts_in_flight) for server in client.servers]
             check(set(credit) == {(0, 0)}, lambda w=worker, c=credit: f"worker {w.node} never got credit back: {c}")
         needed, carried = self.needed_bytes(), self.network.carried
         fine = carried >= needed if self.network.cuts else carried == needed
@@ -320,8 +320,8 @@ class World:
             state.absence = Absence(math.inf)  # what would be said after some time of running
         awaited = [text for state in states for text in state.tick(self.clock.now + PATIENCE_S)[0]]
         phases = [
-            f"worker {w.node}: {[(hex(p.key), p.step, p.phase.value) for p in w.client.parts.values()]} credit "
-            f"{[(s.in_flight, s.parts_in_flight, s.windows) for s in w.client.servers]}"
+            f"worker {w.node}: {[(hex(p.place.key), p.step, p.phase.value) for p in w.client.parts.values()]} credit "
+            f"{[(s.in_flight, s.parts_in_flight, s.windows) for s in (server.sending for server in w.client.servers)]}"
             for w in self.workers
             if w.client is not None
         ]

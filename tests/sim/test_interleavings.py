@@ -28,7 +28,8 @@ from psgc.server.store import KeyShape, Store
 from psgc.server.window import OPEN, Window
 from psgc.wire.frames import SERVER_SENDER, Flag, Header, Kind, pack_header, unpack_header
 from psgc.wire.messages import RESIDUAL_NUMEL, ErrorCode, Notice, encode_body
-from psgc.worker.client import Client, Greet, PartState, Phase, Transferred, Transmit
+from psgc.worker.client import Client, Greet, Transferred, Transmit
+from psgc.worker.parts import PartPlace, PartState, Phase
 from psgc.worker.residuals.transfers import Transfer
 
 
@@ -108,7 +109,7 @@ def test_over_a_link_of_any_speed_each_payload_is_sent_once(slower: int, seed: i
 
 def test_a_gradient_of_high_priority_waits_for_two_payloads_and_not_for_all_that_are_ready() -> None:
     client = Client(0, job=1, epoch=1, server_count=1)
-    client.parts = {key: PartState(key, 0, 1, 0, key, 10, key, 0, f"t{key}") for key in range(10)}
+    client.parts = {key: PartState(PartPlace(key, 0, 1, 0, key, 10, 0, f"t{key}"), key) for key in range(10)}
     client.connected(0, 0.0, queues=True)
     client.receive(0, from_server(Kind.WINDOW, step=OPEN), None, 0.0)
     sent: list[Any] = []
@@ -130,7 +131,7 @@ def test_a_gradient_of_high_priority_waits_for_two_payloads_and_not_for_all_that
 
 def test_without_a_queue_of_the_connections_own_only_credit_limits_what_is_sent() -> None:
     client = Client(0, job=1, epoch=1, server_count=1, credit_bytes=50)
-    client.parts = {key: PartState(key, 0, 1, 0, key, 10, key, 0, f"t{key}") for key in range(10)}
+    client.parts = {key: PartState(PartPlace(key, 0, 1, 0, key, 10, 0, f"t{key}"), key) for key in range(10)}
     client.connected(0, 0.0)
     client.receive(0, from_server(Kind.WINDOW, step=OPEN), None, 0.0)
     sent = 0
@@ -372,7 +373,7 @@ def test_a_worker_takes_only_the_answer_about_its_own_last_step_and_says_what_wa
 
 def a_client() -> Client:
     client = Client(0, job=1, epoch=1, server_count=1, credit_parts=1)
-    client.parts = {key: PartState(key, 0, 1, 0, key, 2, 0, 0, f"t{key}") for key in range(2)}
+    client.parts = {key: PartState(PartPlace(key, 0, 1, 0, key, 2, 0, f"t{key}"), 0) for key in range(2)}
     return client
 
 
@@ -421,7 +422,7 @@ def test_a_server_names_the_ranks_that_steps_await_in_one_line_and_again_ever_mo
 def test_what_moves_slowly_is_not_late_and_what_stands_still_is() -> None:
     """Ten payloads of 4 s each over one connection, then silence."""
     client = Client(0, job=1, epoch=1, server_count=1)
-    client.parts = {key: PartState(key, 0, 1, 0, key, 10, 0, 0, f"t{key}") for key in range(10)}
+    client.parts = {key: PartState(PartPlace(key, 0, 1, 0, key, 10, 0, f"t{key}"), 0) for key in range(10)}
     client.connected(0, 0.0, queues=True)
     client.receive(0, from_server(Kind.WINDOW, step=OPEN), None, 0.0)
     for key in range(10):
@@ -478,7 +479,7 @@ def test_a_result_that_overtakes_a_repeat_of_the_push_ends_the_step_and_later_wo
     for kind in (Kind.ACK, Kind.RESULT):
         assert client.receive(0, from_server(kind), b"r", 0.0) == []
     assert client.parts[0].phase is Phase.SENT
-    assert client.servers[0].parts_in_flight == 1
+    assert client.servers[0].sending.parts_in_flight == 1
 
 
 def test_words_of_a_connection_that_has_been_replaced_are_refused_and_the_worker_heeds_no_refusal() -> None:
@@ -537,7 +538,7 @@ def test_a_question_is_followed_by_one_payload_however_often_it_is_answered() ->
     assert isinstance(push, Transmit)
     assert push.payload
     assert client.receive(0, missing, body, 0.0) == []
-    assert client.servers[0].parts_in_flight == 1
+    assert client.servers[0].sending.parts_in_flight == 1
 
 
 @given(

@@ -21,9 +21,11 @@ from psgc.server.state import Commit
 from psgc.server.step import NO_SLOT, Fold, KeyState
 from psgc.server.window import Window
 from psgc.wire.frames import Flag, Header, Kind
-from psgc.worker import client
-from psgc.worker.client import Client, Greet, Phase, Transmit
+from psgc.worker import sending
+from psgc.worker.client import Client, Greet, Transmit
+from psgc.worker.parts import Phase
 from psgc.worker.requests import Requests
+from psgc.worker.sending import Sending
 from tests.cases import for_each
 
 SAMPLE = 500  # three times what it takes to contain everything that is expected; the long test has very many
@@ -188,7 +190,8 @@ def _says_nothing_again() -> Iterator[None]:
 
     def connected(self: Client, server: int, now: float, *, queues: bool = False) -> Any:
         state = self.servers[server]
-        state.up, state.queues, state.unsent = True, queues, 0
+        state.up = True
+        state.sending.connected(queues)
         return [Greet(server), *self._measure(server, now), *self._pump(server)]
 
     with patch.object(Client, "connected", connected), patch.object(Client, "_error", lambda *_: []):
@@ -211,9 +214,9 @@ def _forgets(requests: str) -> Callable[[Any], Any]:
 def _pushes_what_is_quiet(tick: Any) -> Any:
     def wrong(self: SimWorker) -> None:
         client, now = self.client, self.clock.now
-        for server in range(client.server_count if client is not None else 0):
+        for server in range(len(client.servers) if client is not None else 0):
             assert client is not None
-            quiet_ = [part for part in client._unanswered(server) if now - part.began > 2.0 and part.phase is Phase.SENT]
+            quiet_ = [part for part in client._unanswered(server) if now - part.said.began > 2.0 and part.phase is Phase.SENT]
             self._apply([client._push(part) for part in quiet_])
         tick(self)
 
@@ -271,10 +274,10 @@ MUTATIONS: dict[str, tuple[Scenario, Mutation]] = {
     "what may be lost is sent again without a question": (ROUGH, _pushes_before_it_asks),
     "a result is sent again though it is on its way": (ROUGH, _method(KeyState, "_is_queued", lambda _: lambda *_: False)),
     "what was on its way when a connection broke is taken for sent": (ROUGH, _method(KeyState, "reconnected", lambda _: lambda *_: None)),
-    "more payloads are given to a connection than it needs": (SLOW, lambda: patch.object(client, "MOST_UNSENT", 3)),
+    "more payloads are given to a connection than it needs": (SLOW, lambda: patch.object(sending, "MOST_UNSENT", 3)),
     "payloads that leave a connection's queue make no room there": (SLOW, _method(Client, "departed", lambda _: lambda *_: [])),
-    "credit is not given back": (replace(BAD, credit_parts=1), _method(Client, "_return_credit", lambda _: lambda self, part: None)),
-    "pushes are sent past the credit": (replace(BAD, credit_parts=1), _method(Client, "_has_credit", lambda _: lambda *_: True)),
+    "credit is not given back": (replace(BAD, credit_parts=1), _method(Sending, "give_back", lambda _: lambda self, part: None)),
+    "pushes are sent past the credit": (replace(BAD, credit_parts=1), _method(Sending, "_has_credit", lambda _: lambda *_: True)),
     "a window that is full admits more": (
         replace(BAD, window_bytes=1, credit_parts=-1, credit_bytes=0), _method(Window, "complete", _miscounts)
     ),
