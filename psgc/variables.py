@@ -13,6 +13,7 @@ from psgc.diagnostics.spelling import did_you_mean
 from psgc.processes.addresses import bare_host, join, split
 from psgc.program.backends import ASKED
 from psgc.transport.registry import choices
+from psgc.wire.carriers import MODULES
 
 MIN_PART_BYTES: Final = 4096
 
@@ -139,7 +140,7 @@ VARIABLES: Final = (
     ),
     Variable("DMLC_PORT", "port", _integer(0), "s", "port this server listens on; 0: any"),
     Variable(
-        "PSGC_WIRE", "wire", _one_of("psgc", "pslite"), "wsc",
+        "PSGC_WIRE", "wire", _one_of(*MODULES), "wsc",
         "pslite: speak BytePS's wire, without authentication, to work with its processes (pslite.md); the same everywhere",
     ),
     Variable("DMLC_INTERFACE", "interface", _text, "ws", "the interface whose address DMLC_NODE_HOST is, if not set; default with PSGC_WIRE=pslite: lo"),

@@ -289,3 +289,6 @@ def _described(declaration: Declaration) -> str:
 def pool_threads(config: Config) -> int:
     """How many threads encode and decode."""
     return config.cpu_threads or threads_of(os.cpu_count() or 1, config.local_size)
+
+
+SESSION: Final = ClusterSession  # of the row in psgc/wire/carriers.py

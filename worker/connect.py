@@ -1,8 +1,11 @@
-"""Which session a configuration asks for. Knows both kinds by name; loads the network only where there is one."""
+"""Which session a configuration asks for: that of a process that is alone, or that of a carrier."""
 
 from __future__ import annotations
 
+from importlib import import_module
+
 from psgc.config import Config
+from psgc.wire.carriers import MODULES
 from psgc.worker.session import Session
 from psgc.worker.solo import SoloSession
 
@@ -12,10 +15,5 @@ def open_session(config: Config) -> Session:
     if config.solo:
         config.require_alone()
         return SoloSession(config)
-    if config.wire == "pslite":
-        from psgc.worker.pslite.session import PsLiteSession
-
-        return PsLiteSession.open(config)
-    from psgc.worker.cluster import ClusterSession
-
-    return ClusterSession.open(config)
+    session: Session = import_module(MODULES[config.wire]).SESSION.open(config)
+    return session

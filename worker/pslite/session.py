@@ -178,3 +178,6 @@ class PsLiteSession(SessionWithOutcome):
         why = self._waits.tick(now)
         if why is not None:
             self._broken(JobFailed(why))
+
+
+SESSION: Final = PsLiteSession  # of the row in psgc/wire/carriers.py
