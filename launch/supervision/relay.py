@@ -72,9 +72,15 @@ class Relay:
 
     def _write(self, data: bytes) -> None:
         if data:
-            self.out.write(data)
+            self._write_whole(data)
             self.amid_line = not data.endswith((b"\n", b"\r"))
             self.out.flush()
+
+    def _write_whole(self, data: bytes) -> None:
+        """A stream without a buffer (PYTHONUNBUFFERED) takes only a part where a signal comes amid the write: a child's end is one."""
+        rest = memoryview(data)
+        while rest:
+            rest = rest[self.out.write(rest) :]
 
 
 def _as_shown(line: bytes) -> bytes:

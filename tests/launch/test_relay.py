@@ -29,6 +29,21 @@ def test_every_line_has_the_prefix_however_the_bytes_come(cuts: tuple[int, ...])
     assert relayed([text[a:b] for a, b in itertools.pairwise(edges)])[0] == "[a] one\n[a] two\n[a] \n[a] end\n"
 
 
+class Unbuffered(io.BytesIO):
+    """As a pipe under PYTHONUNBUFFERED, when a signal comes amid each write."""
+
+    def write(self, data: Any) -> int:
+        return super().write(data[:3])
+
+
+@pytest.mark.parametrize("prefix", ["[a]", None])
+def test_a_stream_that_takes_a_part_of_a_write_gets_the_rest(prefix: str | None) -> None:
+    out = Unbuffered()
+    relay = Relay(prefix, out)
+    relay.feed(b"one line\nand another\n")
+    assert out.getvalue() == relayed([b"one line\nand another\n"], prefix)[0].encode()
+
+
 def test_a_line_without_an_end_waits_for_it() -> None:
     out = io.BytesIO()
     relay = Relay("[a]", out)
