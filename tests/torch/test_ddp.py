@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import _global_optimizer_post_hooks
 
 import psgc.torch as psgc
 from psgc.errors import CodecError, ConfigError, JobFailed, UsageError
@@ -407,6 +410,27 @@ def test_a_hook_puts_back_and_discards_the_gradients_of_one_model_or_of_all() ->
         hook.put_back()
     with pytest.raises(UsageError, match=r"discard\(\): this hook has averaged no gradients of the Linear"):
         hook.discard(nn.Linear(3, 2))
+
+
+@pytest.mark.usefixtures("group")
+def test_a_hook_goes_with_its_model_and_optimizers_tell_it_of_steps_no_more() -> None:
+    def train() -> weakref.ref[Any]:
+        hook, model = psgc.ddp_hook("int8"), DistributedDataParallel(nn.Linear(3, 2))
+        model.register_comm_hook(None, hook)
+        optimizer = torch.optim.SGD(model.parameters())
+        model(torch.randn(1, 3)).sum().backward()
+        optimizer.step()
+        return weakref.ref(hook)
+
+    def watching() -> int:
+        gc.collect()
+        return len(_global_optimizer_post_hooks)
+
+    train()  # what watches for the whole process is there
+    before = watching()
+    hooks = [train() for _ in range(5)]
+    assert watching() == before
+    assert [hook() for hook in hooks] == [None] * 5
 
 
 @pytest.mark.usefixtures("group")

@@ -126,11 +126,13 @@ class DdpHook:
             gradients.clear()
 
     def _look_out(self) -> None:
-        """Watch for optimizers, whose steps count, and which a coarse codec may not suit."""
+        """Watch for optimizers, whose steps count, and which a coarse codec may not suit. Held weakly: the hook goes with the models that it serves."""
         watch_optimizers()
         if not self._advises:
             self._advises = True
-            register_optimizer_step_post_hook(self._advise)
+            advise = weakref.WeakMethod(self._advise)
+            watching = register_optimizer_step_post_hook(lambda *stepped: (look := advise()) and look(*stepped))
+            weakref.finalize(self, watching.remove)
 
     def statistics(self) -> dict[str, int]:
         """Counters: steps, and gradient_bytes that DDP has handed over, as they were in memory. ``current_session().statistics()`` has what
