@@ -69,8 +69,7 @@ class DdpGradients(FrontEnd[FilledBucket]):
             self._begin()
         self._next.watch(arrival.parameters)
         for parameter, gradient in arrival.pairs():
-            if exchange.observer is not None:
-                exchange.observer.ready(self.parameters.name(parameter), gradient)
+            exchange.observer.ready(self.parameters.name(parameter), gradient)
             self.gradient_bytes += gradient.numel() * gradient.element_size()
         self._held.append(arrival)
         if not exchange.declared and arrival.last:
@@ -85,8 +84,6 @@ class DdpGradients(FrontEnd[FilledBucket]):
     def _begin(self) -> None:
         """The first bucket of a step has come."""
         self.session.check()
-        if self.exchange.observer is not None:
-            self.exchange.observer.begins()
         if self._next.adds_up is False:
             self.exchange.leave_to_script()
         self.exchange.begin()
@@ -129,17 +126,16 @@ class DdpGradients(FrontEnd[FilledBucket]):
         for bucket in touched:
             if bucket.complete:
                 self.exchange.submit(bucket)
-        if arrival.last and self.exchange.observer is not None:
+        if arrival.last:
             self.exchange.observer.leaving()  # before the results can be there: another thread tells of those
         self._order.add(arrival, list(touched), functools.partial(self._over, time.monotonic()) if arrival.last else _nothing)
 
     def _over(self, left: float) -> None:
         """The step's last result has come. left: when DDP handed the last bucket over; the trainer has waited since then."""
-        if self.exchange.observer is not None:
-            self.exchange.observer.delivered()
+        self.exchange.observer.delivered()
         report = report_of(self.session)
         report.waited(self.exchange.name, time.monotonic() - left)
-        report.step_over(self.exchange.name, untold=True)
+        report.means_came(self.exchange.name)
 
     def _finish(self) -> None:
         """DDP has no more buckets in this step. Raises UsageError where one of psgc's is not complete, which would wait for ever."""
@@ -157,14 +153,6 @@ class DdpGradients(FrontEnd[FilledBucket]):
 
     # what becomes of the result
 
-    def end_step(self, applied: bool) -> None:
-        """An optimizer has applied the last result, or dropped it. With several optimizers, one that applies it is enough."""
-        last, observer = self.exchange.last, self.exchange.observer
-        if not last.begun and self.exchange.end(applied):
-            report_of(self.session).stepped(self.exchange.name)
-            if observer is not None:
-                observer.stepped()
-
     def put_back(self) -> None:
         """The last result, which waits, goes back into the residuals, and is cleared. Every rank must do the same."""
         self.end_step(applied=False)
@@ -176,16 +164,9 @@ class DdpGradients(FrontEnd[FilledBucket]):
         for parameter in self.parameters.present():
             parameter.grad = None
 
-    def settle(self) -> None:
-        """A result that is no longer in any p.grad was the script's."""
-        if self.exchange.last.waits and not self.parameters.hold_gradients:
-            self.exchange.leave_to_script()
-
-    def switch(self, choice: Choice) -> None:
-        """From the next step on, gradients travel by this choice. Every rank must call it between the same two steps. What codecs keep goes along."""
-        self.exchange.last.refuse_midway("plans are switched")
-        self.exchange.switch(choice)
-        self.exchange.observer = None
+    @property
+    def keeps_mean(self) -> bool:
+        return self.parameters.hold_gradients
 
 
 def _nothing() -> None:

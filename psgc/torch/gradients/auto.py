@@ -42,6 +42,7 @@ from psgc.torch.collectives.device_group import facts_of
 from psgc.torch.device.engines import engine_of
 from psgc.torch.gradients import measuring
 from psgc.torch.gradients.exchange import GradientExchange
+from psgc.torch.gradients.observer import Observer
 from psgc.torch.gradients.profiler import Recorder, hardware_of
 from psgc.torch.gradients.sampling import GradientSample
 from psgc.torch.plans.choice import Choice
@@ -138,10 +139,8 @@ def _timed(profile: Profile, buckets: Sequence[PlannedBucket]) -> bool:
     return all("gpu" in profile.codecs.get(codec.partition(":")[0], profile.codecs.get(codec, {})) for codec in on_gpus)
 
 
-class AutoPlan:
+class AutoPlan(Observer):
     """Observes an exchange and switches it; see the module's text. sample: any of the parameters. It has no lock: see ``observer.py``."""
-
-    holds = False
 
     def __init__(self, exchange: GradientExchange[Any], sample: torch.Tensor) -> None:
         session = exchange.session

@@ -18,6 +18,7 @@ import torch
 from psgc.errors import UsageError
 from psgc.layout.update_rule import UNBOUNDED, UpdateRule
 from psgc.torch.gradients.exchange import GradientExchange
+from psgc.torch.gradients.front_end import FrontEnd
 from psgc.torch.plans.choice import Choice
 from psgc.torch.session.run_report import run_logger
 from psgc.torch.state import saved
@@ -77,11 +78,11 @@ class _Held:
             self.versions[name] = parameter._version
 
 
-class Changes:
+class Changes(FrontEnd[HeldBucket]):
     """name: of the optimizer. choice: the codec or rule that changes travel by."""
 
     def __init__(self, session: Session, name: str, choice: Choice) -> None:
-        self.exchange: GradientExchange[HeldBucket] = GradientExchange(session, name, choice)
+        super().__init__(GradientExchange(session, name, choice), saved.CHANGES)
         self._held: list[_Held] = []
         self._waiting = LayoutMemory()  # of parameters that are not held yet
 
@@ -111,14 +112,14 @@ class Changes:
         exchange.wait()
         for held in self._held:
             held.take()
-        exchange.last.deliver()
+        exchange.deliver()
         if not pull:
             exchange.end_step()
 
     def hold(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Have servers hold those of these parameters that they do not yet. Waits until every rank does."""
         exchange, waiting = self.exchange, self._waiting
-        session, rank = exchange.session, exchange.session.rank
+        session, rank = self.session, self.session.rank
         known = {parameter for held in self._held for parameter in held.parameters.values()}
         new: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)  # by codec
         for name, parameter in named:
@@ -150,7 +151,7 @@ class Changes:
         """What codecs have kept of this rank's changes, in ``saved``'s form."""
         memories = [self._waiting, *(held.tensors.remembered() for held in self._held)]
         kept = Kept({name: values for memory in memories for name, values in memory.tensors.items()})
-        return saved.state_of(self.exchange.session, {saved.CHANGES: kept}) | {"steps": max(memory.steps for memory in memories)}
+        return saved.state_of(self.session, {saved.CHANGES: kept}) | {"steps": max(memory.steps for memory in memories)}
 
     def go_on(self, states: saved.State | Sequence[saved.State]) -> None:
         """Go on from the state of this rank, or those of all ranks, before the first step. Raises UsageError after it, and for what does not fit."""
@@ -158,8 +159,5 @@ class Changes:
             raise UsageError(
                 "load_residual_state_dict: under PSGC_ASYNC=1 servers hold the weights from the first step on; load before it, as the model's state"
             )
-        session = self.exchange.session
-        checked = saved.check_states(states, session.rank, session.size)
-        saved.check_kind(checked, saved.CHANGES)
-        kept = saved.share_of(checked, saved.CHANGES, session.rank, session.size, mean=False)
-        self._waiting = LayoutMemory(kept.tensors, steps=max(int(state.get("steps", 0)) for state in checked))
+        checked, shares = self.shares(states, mean=False)
+        self._waiting = LayoutMemory(shares[saved.CHANGES].tensors, steps=max(int(state.get("steps", 0)) for state in checked))

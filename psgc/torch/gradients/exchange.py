@@ -21,7 +21,7 @@ from psgc.layout import BucketSpec, Declaration, Layout, TensorSpec
 from psgc.torch.gradients.buckets import Gradient
 from psgc.torch.gradients.last_step import LastStep
 from psgc.torch.gradients.layouts import Declared, Layouts
-from psgc.torch.gradients.observer import Observer
+from psgc.torch.gradients.observer import UNOBSERVED, Observer
 from psgc.torch.gradients.written import Written
 from psgc.torch.plans.choice import Choice
 from psgc.torch.session import speed
@@ -39,7 +39,7 @@ class GradientExchange(Generic[B]):
     as of ``Layouts``.
 
     specs: of all tensors that are known so far. buckets: of the layouts by which they travel now.
-    observer: who times this rank's steps; None between two steps ends it.
+    observer: who times this rank's steps; it is changed between two steps.
     written: by which it is seen whether the script has applied a result by itself; None where a result is applied as soon as it is there.
     """
 
@@ -51,7 +51,7 @@ class GradientExchange(Generic[B]):
         self.specs: tuple[TensorSpec, ...] = ()
         self.buckets: list[B] = []
         self.last = LastStep(rates)
-        self.observer: Observer | None = None
+        self.observer: Observer = UNOBSERVED
         self._layouts = Layouts(session, name, choice, whole, counted)
         self.written: Written | None = None
         self._carried = CarriedResiduals()  # of a session that this process has left
@@ -96,6 +96,7 @@ class GradientExchange(Generic[B]):
         """A step begins, if none is under way: make a switch that is due, now that the outcome of the last step is known, and fix the step's flags."""
         if self.last.begun:
             return
+        self.observer.begins()
         if self._layouts.take_next(self.last.was_put_back):
             self.last.settle()  # a result that was put back is in what has been collected
             self._give_up_layouts()
@@ -152,19 +153,15 @@ class GradientExchange(Generic[B]):
         if self.written is not None:
             self.written.note()
 
-    def end(self, applied: bool) -> bool:
-        """An optimizer has run its step, or the last result is to be put back. Returns whether a result that was there has been applied. A step that has
-        written to no parameter has applied nothing: another optimizer may do so, or the script throws the result away."""
-        if applied and self.last.waits and self.written is not None and not self.written.by_step():
-            return False
-        return self.last.end(applied)
-
-    def end_step(self, applied: bool = True) -> bool:
-        """As ``end``; a result that has been applied counts as a step in the run's report."""
-        ended = self.end(applied)
-        if ended:
+    def end_step(self, applied: bool = True) -> None:
+        """An optimizer has run its step, or the last result is to be put back. With several optimizers, one that applies it is enough. A step that has
+        written to no parameter has applied nothing: another optimizer may do so, or the script throws the result away. Nothing ends while a step is under way.
+        """
+        if self.last.begun or (applied and self.last.waits and self.written is not None and not self.written.by_step()):
+            return
+        if self.last.end(applied):
             report_of(self.session).step_over(self.name)
-        return ended
+            self.observer.stepped()
 
     def leave_to_script(self) -> None:
         """The script goes on without a step: a result that was delivered was its to use or to discard."""
@@ -202,7 +199,7 @@ class GradientExchange(Generic[B]):
     def refuse_leaving(self) -> None:
         """Raise UsageError in the middle of a step, or where ``auto`` or a profile observes steps."""
         self.last.refuse_midway()
-        if self.observer is not None:
+        if self.observer is not UNOBSERVED:
             raise UsageError("suspend(): auto and PSGC_PROFILE observe the steps of one job; name a codec or a plan, or start a new job")
 
     def leave(self) -> None:

@@ -6,31 +6,34 @@ A front end knows when a bucket may leave, who takes the mean, and when a step i
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic
 
 import torch
 
+from psgc.errors import UsageError
 from psgc.layout import BucketSpec
 from psgc.torch.gradients.backwards import Backwards
 from psgc.torch.gradients.buckets import Gradient, GradientBucket
 from psgc.torch.gradients.exchange import B, GradientExchange
 from psgc.torch.gradients.followed import Followed
 from psgc.torch.gradients.last_step import StepFlags
+from psgc.torch.gradients.observer import UNOBSERVED
 from psgc.torch.gradients.skips import Skips
+from psgc.torch.plans.choice import Choice
 from psgc.torch.session import api
 from psgc.torch.state import saved
-from psgc.torch.state.residuals import check_sizes
+from psgc.torch.state.residuals import Kept, check_sizes
 from psgc.worker.session import Session
-
-Others = Mapping[str, GradientExchange[Any]]  # of the same optimizer, by the kind of what it sends
 
 
 class FrontEnd(Generic[B]):
-    """See the module's text. A member of its session: see ``api.Member``."""
+    """See the module's text. A member of its session: see ``api.Member``. kinds: what states have of it, by ``saved``'s kinds: its own exchange, and others of
+    the same optimizer."""
 
-    def __init__(self, exchange: GradientExchange[B]) -> None:
+    def __init__(self, exchange: GradientExchange[B], kind: str = saved.GRADIENTS) -> None:
         self.exchange = exchange
+        self.kinds: dict[str, GradientExchange[Any]] = {kind: exchange}
         self._lock = threading.RLock()  # backward may run hooks in a thread for each device
         api.add_member(self)
 
@@ -38,8 +41,29 @@ class FrontEnd(Generic[B]):
     def session(self) -> Session:
         return self.exchange.session
 
+    @property
+    def keeps_mean(self) -> bool:
+        """Whether some p.grad has the last mean in it. Asked while a result waits."""
+        raise NotImplementedError
+
     def settle(self) -> None:
-        """What codecs keep is about to be read, between two steps: see what has become of the last result."""
+        """See what has become of the last result, before the next step begins or what codecs keep is read: one that was cleared without psgc's knowledge, by
+        module.zero_grad() or p.grad = None, was the script's."""
+        if self.exchange.last.waits and not self.keeps_mean:
+            self.exchange.leave_to_script()
+
+    def end_step(self, applied: bool) -> None:
+        """An optimizer has applied the last result, or it was not applied and is to be put back."""
+        self.exchange.end_step(applied)
+
+    def switch(self, choice: Choice) -> None:
+        """From the next step on, gradients travel by this choice. Every rank must call it between the same two steps. What codecs keep goes along. Where
+        ``auto`` chose until now, it ends."""
+        if self.exchange.last.begun:
+            raise UsageError("switch_plan() in the middle of a step; call it after step(), before the next backward()")
+        self.exchange.switch(choice)
+        if not self.exchange.observer.holds:
+            self.exchange.observer = UNOBSERVED
 
     def check_leaving(self) -> None:
         """Raise UsageError where this front end cannot leave its session now."""
@@ -60,28 +84,29 @@ class FrontEnd(Generic[B]):
         with self._lock:
             self.exchange.last.scale_with(scale)
 
-    def state(self, others: Others | None = None) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         """What codecs keep, in ``saved``'s form. Every rank must ask. Raises UsageError in the middle of a step."""
         last = self.exchange.last
         units = last.units
         self.settle()
-        kinds = {saved.GRADIENTS: self.exchange, **(others or {})}
-        return saved.state_of(
-            self.session, {kind: of.kept() for kind, of in kinds.items()}, units.loss_scale, units.rates, last.skips.state()
-        )
+        kept = {kind: of.kept() for kind, of in self.kinds.items()}
+        return saved.state_of(self.session, kept, units.loss_scale, units.rates, last.skips.state())
 
-    def go_on(self, states: saved.State | Sequence[saved.State], others: Others | None = None) -> None:
+    def go_on(self, states: saved.State | Sequence[saved.State]) -> None:
         """Go on from the state of this rank, or those of all ranks. Every rank must. Raises UsageError in the middle of a step, and for what does not fit."""
-        rank, size = self.session.rank, self.session.size
-        checked = saved.check_states(states, rank, size)
-        saved.check_kind(checked, saved.GRADIENTS)
-        kinds = {saved.GRADIENTS: self.exchange, **(others or {})}
-        shares = {kind: saved.share_of(checked, kind, rank, size) for kind in kinds}
+        (first, *_), shares = self.shares(states)
         for kept in shares.values():
             check_sizes(self.exchange.specs, kept)
-        self.exchange.last.go_on(StepFlags(False, *saved.units_of(checked[0])), Skips.of(saved.skips_of(checked[0])))
-        for kind, of in kinds.items():
+        self.exchange.last.go_on(StepFlags(False, *saved.units_of(first)), Skips.of(saved.skips_of(first)))
+        for kind, of in self.kinds.items():
             of.restore(shares[kind])
+
+    def shares(self, states: saved.State | Sequence[saved.State], mean: bool = True) -> tuple[list[saved.State], dict[str, Kept]]:
+        """The states in rank order, and this rank's share of each kind. mean: as of ``saved.share_of``. Raises UsageError for what does not fit."""
+        rank, size = self.session.rank, self.session.size
+        checked = saved.check_states(states, rank, size)
+        saved.check_kind(checked, next(iter(self.kinds)))
+        return checked, {kind: saved.share_of(checked, kind, rank, size, mean) for kind in self.kinds}
 
 
 class HookedFrontEnd(FrontEnd[GradientBucket]):
@@ -110,7 +135,7 @@ class HookedFrontEnd(FrontEnd[GradientBucket]):
             if passes and index >= self.exchange.declared:
                 self.gradients.note_ready(index)
             if passes == self.backwards.passes:
-                self.finished(gradient)
+                self._finished(gradient, grad)
 
     def stays(self, gradient: Gradient) -> bool:
         """Whether what backward does now is no part of a step."""
@@ -119,17 +144,16 @@ class HookedFrontEnd(FrontEnd[GradientBucket]):
     def enter(self, gradient: Gradient) -> None:
         """Called by every hook before anything else, under the lock."""
 
-    def finished(self, gradient: Gradient) -> None:
+    def _finished(self, gradient: Gradient, grad: torch.Tensor) -> None:
         """Backward has finished this gradient for this step: send its bucket if that is complete."""
         exchange, bucket = self.exchange, gradient.bucket
-        observer, trace = exchange.observer, exchange.session.trace
-        if observer is not None and gradient.parameter.grad is not None:
-            observer.ready(gradient.spec.name, gradient.parameter.grad)
+        trace = exchange.session.trace
+        exchange.observer.ready(gradient.spec.name, grad)
         if trace is not None:
             trace.gradient(exchange.name)
         if bucket is not None:
             bucket.waiting -= 1
-            if bucket.complete and not (observer is not None and observer.holds):
+            if bucket.complete and not exchange.observer.holds:
                 exchange.submit(bucket)
 
     def declare(self, order: Sequence[int], used: Sequence[int], fused: tuple[BucketSpec, ...] = (), awaited_singly: bool = False) -> None:

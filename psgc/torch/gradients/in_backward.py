@@ -75,8 +75,6 @@ class BackwardGradients(HookedFrontEnd):
         self.synchronized = False
         if not self.exchange.last.begun:
             self.settle()
-            if self.exchange.observer is not None:
-                self.exchange.observer.begins()
             self.exchange.begin()
 
     def replayed(self) -> None:
@@ -122,8 +120,7 @@ class BackwardGradients(HookedFrontEnd):
     def send(self) -> None:
         """Send the buckets that have not left yet."""
         exchange = self.exchange
-        if exchange.observer is not None:
-            exchange.observer.leaving()
+        exchange.observer.leaving()
         with self._lock:
             self._begin()
             self.gradients.look_again(self.backwards.late)
@@ -144,16 +141,12 @@ class BackwardGradients(HookedFrontEnd):
             self.backwards.begin_step()
             exchange.deliver()
             self.synchronized = True
-        if exchange.observer is not None:
-            exchange.observer.delivered()
+        exchange.observer.delivered()
 
     def end_step(self, applied: bool) -> None:
-        """Note that an optimizer has applied the last result, or that it was not and is to be put back."""
-        ended = not self.exchange.last.begun and self.exchange.end_step(applied)
+        super().end_step(applied)
         self.gradients.note_step()
         self.synchronized = False
-        if ended and self.exchange.observer is not None:
-            self.exchange.observer.stepped()
 
     def put_back(self) -> None:
         """The last result goes back into the residuals; so it does already after a backward that raised. Raises UsageError if there is none."""
@@ -163,10 +156,9 @@ class BackwardGradients(HookedFrontEnd):
             )
         self.end_step(applied=False)
 
-    def settle(self) -> None:
-        """Where the last result was cleared without psgc's knowledge, by module.zero_grad() or p.grad = None, it was the script's."""
-        if not self.gradients.keeps_mean:
-            self.exchange.leave_to_script()
+    @property
+    def keeps_mean(self) -> bool:
+        return self.gradients.keeps_mean
 
     def forget(self) -> None:
         """zero_grad is about to run: drop the accumulated gradients. Raises UsageError if some of them may be in flight."""

@@ -46,5 +46,5 @@ class Momenta(FrontEnd[FilledBucket]):
         exchange.wait()
         for bucket in exchange.buckets:
             bucket.take()
-        exchange.last.deliver()
+        exchange.deliver()
         exchange.end_step()

@@ -30,6 +30,7 @@ from psgc.plan.inputs.observed import LEAST_ITERATIONS, Iteration, profile_of, u
 from psgc.plan.inputs.profile import Profile
 from psgc.torch.gradients.buckets import GradientBucket
 from psgc.torch.gradients.exchange import GradientExchange
+from psgc.torch.gradients.observer import UNOBSERVED, Observer
 from psgc.torch.tensors.sent import TensorExchange
 from psgc.worker.session import Session
 
@@ -193,7 +194,7 @@ def of_the_slowest(session: Session, iterations: Sequence[Iteration]) -> list[It
     return [iteration.stretched(us) for iteration, us in zip(iterations, slowest, strict=True)]
 
 
-class JobObserver:
+class JobObserver(Observer):
     """Observes an exchange for WARM_UP iterations and those asked for; then rank 0 writes the profile, and buckets leave early again, or
     with PSGC_PROFILE_ONLY the script exits: every rank after the same step, so that none is missed by another.
 
@@ -208,23 +209,19 @@ class JobObserver:
             raise ConfigError(f"PSGC_PROFILE={path}: cannot write in {path.parent}; name a file in a folder that is there")
         self._exchange, self._sample = exchange, sample
         self._recorder = Recorder(clock_for(sample))
-        self.leaving = self._recorder.leaving
 
     def ready(self, name: str, gradient: torch.Tensor) -> None:
         self._recorder.ready(name)
 
-    def stepped(self) -> None:
-        """Do nothing: iterations end when gradients are delivered."""
-
-    def begins(self) -> None:
-        """Do nothing: only DDP's steps begin so."""
+    def leaving(self) -> None:
+        self._recorder.leaving()
 
     def delivered(self) -> None:
         self._recorder.delivered()
         config = self._exchange.session.config
         if self._recorder.complete < WARM_UP + config.profile_iterations + 1:
             return
-        self._exchange.observer = None
+        self._exchange.observer = UNOBSERVED
         session, iterations = self._exchange.session, self._recorder.iterations(WARM_UP)
         if config.profile_only:  # else it may be this rank alone that observes, and the others would not take part
             iterations = of_the_slowest(session, iterations)

@@ -87,7 +87,7 @@ class UnbarrieredGradients(HookedFrontEnd):
             self._awaited = {bucket: tuple(gradient.parameter.grad for gradient in bucket.gradients) for bucket in exchange.buckets}
             for gradient in self.gradients:
                 gradient.passes, gradient.seen, gradient.parameter.grad = 0, None, None
-            exchange.last.deliver()
+            exchange.deliver()
             exchange.end_step()
         return self._steps
 

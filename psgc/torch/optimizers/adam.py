@@ -24,7 +24,6 @@ from typing import Any
 import torch
 
 from psgc.errors import UsageError
-from psgc.torch.gradients.front_end import Others
 from psgc.torch.gradients.momenta import Momenta
 from psgc.torch.optimizers.distributed import Distributed
 from psgc.torch.optimizers.wrapping import check_passes, parameter_spec
@@ -62,6 +61,7 @@ class FrozenVarianceAdam(Distributed):
         carried = codec_text(codec, "float32")
         self._psgc_join(session, {}, Choice(codec_text(warmup_codec, "float32")), backward_passes_per_step)
         self._momenta = Momenta(session, self._psgc_exchange.name, carried)
+        self._psgc_gradients.kinds[MOMENTA] = self._momenta.exchange
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "steps": 0}
         super().__init__(params, {**defaults, "decoupled_weight_decay": decoupled_weight_decay})
         self._follow_schedule()
@@ -185,9 +185,6 @@ class FrozenVarianceAdam(Distributed):
 
     def _psgc_switch(self, choice: Choice) -> None:
         raise UsageError(f"switch_plan: {type(self).__name__} sends momenta by a codec of its own, not by a plan; use DistributedOptimizer")
-
-    def _psgc_others(self) -> Others:
-        return {MOMENTA: self._momenta.exchange}
 
     def _name(self, parameter: torch.Tensor) -> str:
         return self._psgc_names[parameter]

@@ -19,7 +19,6 @@ from psgc.torch.ddp import amp
 from psgc.torch.ddp.told import add_optimizer, has_applied, watch_optimizers
 from psgc.torch.gradients.buckets import GradientBucket
 from psgc.torch.gradients.exchange import GradientExchange
-from psgc.torch.gradients.front_end import Others
 from psgc.torch.gradients.in_backward import BackwardGradients
 from psgc.torch.gradients.linearity import CodecAdvice, learning_rates
 from psgc.torch.gradients.profiler import JobObserver
@@ -216,12 +215,7 @@ class Distributed(torch.optim.Optimizer):
 
     def _psgc_switch(self, choice: Choice) -> None:
         choice.check(self._psgc_names)
-        exchange = self._psgc_exchange
-        if exchange.last.begun:
-            raise UsageError("switch_plan() in the middle of a step; call it after step(), before the next backward()")
-        exchange.switch(choice)
-        if exchange.observer is not None and not exchange.observer.holds:
-            exchange.observer = None
+        self._psgc_gradients.switch(choice)
         if self._psgc_advice is not None:
             self._psgc_advice = CodecAdvice()
 
@@ -250,17 +244,13 @@ class Distributed(torch.optim.Optimizer):
     def residual_state_dict(self) -> dict[str, Any]:
         """What codecs keep on this rank, and this rank's share of what they keep on the servers, by parameter name, to be saved with
         torch.save: a file for each rank, beside the ``state_dict()`` that is the same on all. Call it between two steps, on every rank."""
-        return self._psgc_gradients.state(self._psgc_others())
+        return self._psgc_gradients.state()
 
     def load_residual_state_dict(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Go on from ``residual_state_dict()``: this rank's own, or a list of all ranks' where the number of workers is another now. With
         as many workers, the same codec and the same sizes of buckets and parts the job goes on bit for bit; else nothing is lost in the sum.
         Call it on every rank, between two steps, after ``load_state_dict()``. Raises UsageError for what does not fit."""
-        self._psgc_gradients.go_on(states, self._psgc_others())
-
-    def _psgc_others(self) -> Others:
-        """Exchanges beside that of the gradients, by what they carry."""
-        return {}
+        self._psgc_gradients.go_on(states)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's. Every rank must add the same; the parameters are declared at the next synchronization."""

@@ -12,7 +12,7 @@ import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, Literal
 
 from psgc.codecs.registry import SCRIPT_CODEC
 from psgc.layout import Layout
@@ -27,13 +27,16 @@ CLEAR_SHARE: Final = 0.02
 
 
 class _Steps:
-    """Steps of one optimizer. The first step is not timed, because it declares layouts and may compile kernels."""
+    """Steps of one optimizer. The first step is not timed, because it declares layouts and may compile kernels.
+
+    by: what a step is counted by. told: whether a step() was seen."""
 
     def __init__(self) -> None:
+        self.by: Literal["step()", "means"] = "step()"
         self.count = 0
         self.waited_s = 0.0
         self.began = self.last = 0.0
-        self.told = True  # false until a step() is seen, where steps are counted without
+        self.told = False
         self.durations: deque[float] = deque(maxlen=RECENT_STEPS)
 
     def over(self, now: float) -> None:
@@ -80,15 +83,21 @@ class RunReport:
         """Averaged gradients of the layout ``name`` were in p.grad, and the script went on without step()."""
         self._left[name] += 1
 
-    def stepped(self, name: str) -> None:
-        """A step() has followed averaged gradients of the layout ``name``, whose steps are counted ``untold``."""
-        self._steps_of(name).told = True
+    def means_came(self, name: str) -> None:
+        """A step's averaged gradients of the layout ``name`` are there, and step() may or may not follow: from now on its steps are counted by these."""
+        steps = self._steps_of(name)
+        steps.by = "means"
+        self._count_step(name, steps)
 
-    def step_over(self, name: str, untold: bool = False) -> None:
-        """The trainer has applied a step of the layout ``name``. untold: its averaged gradients are there, and step() may or may not follow."""
-        now, steps = time.monotonic(), self._steps_of(name)
-        if untold and not steps.count:
-            steps.told = False
+    def step_over(self, name: str) -> None:
+        """The trainer has applied a step of the layout ``name``."""
+        steps = self._steps_of(name)
+        steps.told = True
+        if steps.by == "step()":
+            self._count_step(name, steps)
+
+    def _count_step(self, name: str, steps: _Steps) -> None:
+        now = time.monotonic()
         steps.over(now)
         if self._session.figures is not None:
             self._session.figures.step_over(steps.durations[-1] if steps.durations else None)
