@@ -190,7 +190,7 @@ def measured(script: Sequence[str], workers: int, servers: int) -> Measured:
 def clocked(out: str, script: str, *arguments: str) -> None:
     """A worker of such a job: runs the script with a clock around all that auto does, and on rank 0 writes what it says."""
     import psgc.torch as psgc
-    from psgc.torch.gradients.auto import AutoPlan
+    from psgc.torch.auto.auto_plan import AutoPlan
 
     taken = dict.fromkeys(("ready", "leaving", "delivered", "stepped", "begins", "_plan"), 0)
     calls, began, ended = dict.fromkeys(taken, 0), 0, 0

@@ -139,7 +139,7 @@ def train(make: Callable[[], Training], steps: int, codec: str, seed: int) -> tu
                 early = training.measure()
     with torch.no_grad():
         end = training.measure()
-    choice = optimizer._psgc_exchange.choice
+    choice = optimizer._psgc_gradients.exchange.choice
     return early, end, 1e3 * statistics.median(times[EARLY:]), "plan" if choice.plan is not None or choice.awaited else choice.codec
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from psgc.plan.inputs.profile import CostCurve, Curves
-from psgc.torch.gradients import measuring
+from psgc.torch.auto import measuring
 
 TIMES = {
     "none": 340.0,

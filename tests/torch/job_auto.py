@@ -37,7 +37,7 @@ def train(case: str, table: Table) -> None:
     torch.manual_seed(1 + psgc.rank())
     seen = []
     for step in range(CHANGE + 30 if case.endswith("slower") else STEPS):
-        exchanges = [each.exchange for each in hook._models.all] if case.startswith("ddp") else [optimizer._psgc_exchange]
+        exchanges = [each.exchange for each in hook._models.all] if case.startswith("ddp") else [optimizer._psgc_gradients.exchange]
         ms = TIMES[choice_of(exchanges[0])] if exchanges else TIMES["none"]
         ms = 1e-3 if case.endswith("quick") else 10 * ms if case.endswith("slower") and step >= CHANGE else ms
         table.passes(ms)

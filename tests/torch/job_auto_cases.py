@@ -44,12 +44,12 @@ class Loop:
 
     def backward(self, loss: torch.Tensor, *optimizers: Any, share: float = 1.0) -> None:
         """share: of a step's time, until these gradients have arrived."""
-        ms = sum(TIMES[choice_of(optimizer._psgc_exchange)] for optimizer in optimizers)
+        ms = sum(TIMES[choice_of(optimizer._psgc_gradients.exchange)] for optimizer in optimizers)
         self.table.passes(ms * share)
         loss.backward()
         self.losses.append(float(loss.detach()))
         if optimizers:
-            self.seen.append(choice_of(optimizers[0]._psgc_exchange))
+            self.seen.append(choice_of(optimizers[0]._psgc_gradients.exchange))
 
     @property
     def digest(self) -> str:

@@ -28,7 +28,7 @@ def main() -> None:
     psgc.init()
     model = seeded(lambda: nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 128)))
     optimizer: Any = psgc.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=1e-3), model.named_parameters(), compression="auto")
-    exchange = optimizer._psgc_exchange
+    exchange = optimizer._psgc_gradients.exchange
     auto = exchange.observer
 
     def step(times: dict[str, float]) -> str:
@@ -43,7 +43,7 @@ def main() -> None:
         by_slow.append(step(SLOW))
     chosen = auto.steps
     by_slow.append(step(SLOW))  # by what is kept
-    while len(by_fast) < MOST and not (auto._steering.over and "none" in auto._names[1:]):
+    while len(by_fast) < MOST and not (auto._steering.over and "none" in auto.candidates.names[1:]):
         by_fast.append(step(FAST))
     by_fast.append(step(FAST))  # by what is kept
     weights = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()

@@ -49,7 +49,7 @@ def conserve(switches: list[str]) -> None:
             for name, computed in mine.items():
                 computed.add_(gradient(psgc.rank(), step, name))
             step += 1
-        exchange = optimizer._psgc_exchange
+        exchange = optimizer._psgc_gradients.exchange
         kept = exchange.residuals.collect(exchange.last.was_put_back)
         if dropped:  # after the last comparison, one more step, which is put back before the next switch: it goes into the residual
             dropped = False

@@ -19,8 +19,8 @@ from psgc.plan.inputs.profile import load_profile
 from psgc.plan.live.levels import STAGE_STEPS
 from psgc.plan.model.plan import check_fits
 from psgc.plan.planfile.reading import load_plan
+from psgc.torch.auto import candidates, measuring
 from psgc.torch.device import engines
-from psgc.torch.gradients import auto, measuring
 from tests.device.recording import RecordingRuntime
 from tests.device.steps import use_recorded
 from tests.torch.auto_table import TIMES, Table, choice_of
@@ -67,11 +67,11 @@ def train(
     for step in range(steps):
         if step == change:
             slow.factor = 10.0
-        slow.step(optimizer._psgc_exchange)
+        slow.step(optimizer._psgc_gradients.exchange)
         optimizer.zero_grad()
         model(batch(rank, step, 64)).square().mean().backward()
         optimizer.step()
-        chosen.append(see(optimizer._psgc_exchange))
+        chosen.append(see(optimizer._psgc_gradients.exchange))
     return chosen
 
 
@@ -112,13 +112,13 @@ def test_it_plans_with_what_collectives_of_gradients_on_gpus_go_through(
     """Each rank's thread has a GPU of its own; NCCL is asked for, and can be had, or one of them cannot have it."""
     caplog.set_level("INFO", "psgc.run")
     connected: list[bool] = []
-    real = auto.outlook
+    real = candidates.outlook
 
     def outlook(profile: Any, machines: Any, *arguments: Any, **options: Any) -> Any:
         connected.append(machines.connected)
         return real(profile, machines, *arguments, **options)
 
-    monkeypatch.setattr(auto, "outlook", outlook)
+    monkeypatch.setattr(candidates, "outlook", outlook)
     for shared in (False, True):
         caplog.clear()
         connected.clear()
@@ -177,7 +177,7 @@ def test_a_codec_whose_error_grows_is_given_up_for_good(ranks: Any, slow: Slow, 
         optimizer: Any = psgc.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1e-9), compression="auto")
         chosen = []
         for step in range(260):
-            slow.step(optimizer._psgc_exchange)
+            slow.step(optimizer._psgc_gradients.exchange)
             optimizer.zero_grad()
             scale = 1e-4 if step > 100 and rank == 1 else 1.0
             data = torch.randn(64, 8, generator=torch.Generator().manual_seed(2 * step + rank))
@@ -185,7 +185,7 @@ def test_a_codec_whose_error_grows_is_given_up_for_good(ranks: Any, slow: Slow, 
                 [(p * x).sum() * (scale if number % 2 else 1.0) for number, (p, x) in enumerate(zip(model, data, strict=True))]
             ).sum().backward()
             optimizer.step()
-            chosen.append(codecs_of(optimizer._psgc_exchange))
+            chosen.append(codecs_of(optimizer._psgc_gradients.exchange))
         return chosen
 
     first, second = ranks.run(2, work, min_compress_bytes=0)
@@ -211,11 +211,11 @@ def test_where_no_codec_carries_some_gradient_the_job_stays_as_it_is(
         model = seeded(lambda: nn.ModuleList([nn.Linear(64, 64), nn.Linear(64, 64, dtype=torch.float64)]))
         optimizer: Any = psgc.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), compression="auto")
         for step in range(12):
-            slow.step(optimizer._psgc_exchange)
+            slow.step(optimizer._psgc_gradients.exchange)
             optimizer.zero_grad()
             sum(layer(batch(rank, step, 64).to(layer.weight.dtype)).square().mean() for layer in model).backward()
             optimizer.step()
-        return str(optimizer._psgc_exchange.choice.codec)
+        return str(optimizer._psgc_gradients.exchange.choice.codec)
 
     assert ranks.run(2, work, min_compress_bytes=0) == ["none", "none"]
     assert "none stays, since nothing else would save 5 %" in caplog.text
@@ -227,7 +227,7 @@ def test_two_optimizers_try_their_candidates_one_after_the_other(ranks: Any, slo
     def work(rank: int) -> list[tuple[str, str]]:
         models = [seeded(lambda: nn.Linear(64, 256), seed) for seed in range(2)]
         optimizers: list[Any] = [psgc.DistributedOptimizer(torch.optim.SGD(m.parameters(), lr=0.01), compression="auto") for m in models]
-        exchanges = [optimizer._psgc_exchange for optimizer in optimizers]
+        exchanges = [optimizer._psgc_gradients.exchange for optimizer in optimizers]
         seen = []
         for step in range(90):
             for model, optimizer, exchange in zip(models, optimizers, exchanges, strict=True):
@@ -274,11 +274,11 @@ def test_gradients_that_are_too_small_to_be_compressed_are_left_alone(ranks: Any
         model = seeded(lambda: nn.Linear(8, 4))
         optimizer: Any = psgc.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), compression="auto")
         for step in range(12):
-            slow.step(optimizer._psgc_exchange)
+            slow.step(optimizer._psgc_gradients.exchange)
             optimizer.zero_grad()
             model(batch(rank, step, 8)).square().mean().backward()
             optimizer.step()
-        return choice_of(optimizer._psgc_exchange)
+        return choice_of(optimizer._psgc_gradients.exchange)
 
     assert ranks.run(2, work) == ["none", "none"]
     assert "none stays, since nothing else would save 5 %" in caplog.text
@@ -291,13 +291,13 @@ def test_switching_by_hand_ends_it(ranks: Any, slow: Slow) -> None:
         with pytest.raises(UsageError, match="'auto' is chosen when the optimizer is made"):
             optimizer.switch_plan("auto")
         for step in range(12):
-            slow.step(optimizer._psgc_exchange)
+            slow.step(optimizer._psgc_gradients.exchange)
             optimizer.zero_grad()
             model(batch(rank, step, 64)).square().mean().backward()
             optimizer.step()
             if step == 4:
                 optimizer.switch_plan("bf16")
-        return bool(optimizer._psgc_exchange.choice.codec == "bf16")
+        return bool(optimizer._psgc_gradients.exchange.choice.codec == "bf16")
 
     assert ranks.run(2, work) == [True, True]
 

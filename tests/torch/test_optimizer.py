@@ -56,7 +56,7 @@ def test_learning_rate_schedulers_work_whichever_is_made_first(scheduler_first: 
             step(model, optimizer)
             scheduler.step()
     assert optimizer.param_groups[0]["lr"] == 0.125
-    assert optimizer._psgc_exchange.last.outcome == "settled"
+    assert optimizer._psgc_gradients.exchange.last.outcome == "settled"
 
 
 def test_step_hooks_run_once_also_after_loading_a_state(caplog: pytest.LogCaptureFixture) -> None:

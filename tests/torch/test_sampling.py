@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from psgc.torch.gradients.sampling import LEAST, MOST, GradientSample
+from psgc.torch.auto.sampling import LEAST, MOST, GradientSample
 
 
 def sample(**gradients: torch.Tensor) -> GradientSample:

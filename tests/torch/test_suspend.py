@@ -85,7 +85,7 @@ def test_residuals_are_sent_with_the_first_gradients_after_it(ranks: Any) -> Non
     def work(rank: int) -> list[float]:
         model = linear()
         optimizer: Any = sgd(model)
-        optimizer._psgc_exchange._carried = CarriedResiduals(
+        optimizer._psgc_gradients.exchange._carried = CarriedResiduals(
             2, {"weight": np.full(6, 2.0, np.float32)}, {"bias": np.full(2, 1.0, np.float32)}
         )
         optimizer.zero_grad()
@@ -129,7 +129,7 @@ def test_a_process_alone_suspends_and_resumes_and_calls_in_between_say_what_to_d
     psgc.resume(1, 0, 0)
     assert psgc.size() == 1
     step(0, 1, model, optimizer)
-    names = [each._psgc_exchange.name for each in (optimizer, sgd(linear()))]
+    names = [each._psgc_gradients.exchange.name for each in (optimizer, sgd(linear()))]
     assert names == ["optimizer0", "optimizer1"], "another optimizer has another name than those that went on"
     assert push_pull._names_of(api.current_session()).codecs == {"mine": "int8"}
     psgc.shutdown()

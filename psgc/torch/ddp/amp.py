@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from psgc.torch.ddp.told import exchanges_of, own_exchange
+from psgc.torch.ddp.told import all_of, own_of, watch_optimizers
 from psgc.torch.gradients import loss_scale
 
 _unscale = torch.amp.GradScaler.unscale_
@@ -21,7 +21,8 @@ _scale = torch.amp.GradScaler.scale
 
 
 def install() -> None:
-    """Make every GradScaler know DistributedOptimizer. Further calls do nothing."""
+    """Make every GradScaler know DistributedOptimizer, and have optimizers tell of their steps. Further calls do nothing."""
+    watch_optimizers()
     torch.amp.GradScaler.unscale_ = unscale_  # type: ignore[method-assign]
     torch.amp.GradScaler.step = step  # type: ignore[method-assign]
     torch.amp.GradScaler.scale = scale  # type: ignore[method-assign]
@@ -47,8 +48,8 @@ def unscale_(self: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> No
 def step(self: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
     _refuse(self, optimizer)
     _synchronize(self, optimizer)
-    own = own_exchange(optimizer)
-    wrapped = [exchange for exchange in exchanges_of(optimizer) if exchange is not own]
+    own = own_of(optimizer)
+    wrapped = [each for each in all_of(optimizer) if each is not own]
     for each in wrapped:
         each.scale_with(_reader(weakref.ref(self)))
     result = _step(self, optimizer, *args, **kwargs)

@@ -15,9 +15,9 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from psgc.errors import UsageError
 from psgc.torch.ddp import amp
-from psgc.torch.ddp.told import add_model, watch_optimizers
+from psgc.torch.ddp.told import add_model
 from psgc.torch.gradients.exchange import GradientExchange
-from psgc.torch.gradients.in_backward import BackwardGradients
+from psgc.torch.gradients.in_backward import BackwardGradients, Parameters
 from psgc.torch.plans.choice import Given, chosen
 from psgc.torch.session import api
 from psgc.torch.tensors.broadcast import broadcast_parameters, broadcast_tensors
@@ -58,9 +58,8 @@ class DistributedDataParallel(torch.nn.Module):
         self._prefix = f"model{api.next_number(session, 'model')}"
         broadcast_parameters(module.state_dict(), 0, f"{self._prefix}.")
         amp.install()
-        watch_optimizers()
-        self._gradients = BackwardGradients(GradientExchange(session, self._prefix, choice), 1, False, self._watch)
-        self._watch()
+        self._gradients = BackwardGradients(GradientExchange(session, self._prefix, choice), 1, False, self._parameters_to_watch)
+        self._gradients.watch()
         add_model(self._gradients)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
@@ -87,10 +86,8 @@ class DistributedDataParallel(torch.nn.Module):
         """For scripts of BytePS, which call it where layers were skipped: after ``backward()`` every p.grad holds the mean already, and it does nothing."""
         self._gradients.synchronize()
 
-    def _watch(self) -> None:
-        """Follow parameters that require a gradient only now."""
-        self._gradients.watch(
-            (parameter, spec_of(parameter, name, f"parameter {name!r}"))
-            for name, parameter in self.module.named_parameters()
-            if not self._gradients.gradients.knows(parameter)
-        )
+    def _parameters_to_watch(self) -> Parameters:
+        """Those that may require a gradient only now."""
+        for name, parameter in self.module.named_parameters():
+            if not self._gradients.knows(parameter):
+                yield parameter, spec_of(parameter, name, f"parameter {name!r}")

@@ -9,13 +9,11 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from psgc.errors import ConfigError, UsageError
 from psgc.plan.model.level import asks_auto
@@ -24,8 +22,6 @@ from psgc.torch.ddp import amp, wrappers
 from psgc.torch.ddp.completions import Arrival, Completion
 from psgc.torch.ddp.models import SERVED, START, HookedModels, check_group
 from psgc.torch.ddp.parameters import laid_out
-from psgc.torch.ddp.told import exchanges_of, watch_optimizers
-from psgc.torch.gradients.linearity import CodecAdvice
 from psgc.torch.plans.choice import Given, chosen, switched
 from psgc.torch.session import api
 from psgc.torch.tensors.codec_text import codec_text
@@ -66,9 +62,6 @@ class DdpHook:
         choice = chosen(self._session, codec_or_plan, "ddp_hook")
         if self._session.config.profile:
             raise UsageError("PSGC_PROFILE times DistributedOptimizer, not DDP; profile the script with the optimizer wrapped instead")
-        self._advice: weakref.WeakKeyDictionary[torch.optim.Optimizer, CodecAdvice] = weakref.WeakKeyDictionary()
-        self._advises = False
-        self._look_out()
         amp.install()
         wrappers.watch()
         self._models = HookedModels(self._session, choice)
@@ -102,8 +95,6 @@ class DdpHook:
         goes along. Call it on every rank between the same two steps: after step(), before the next backward(). Raises UsageError in the middle of
         a step and for a plan that cannot be run; CodecError. Where ``auto`` chose until now, it ends."""
         self._models.switch(switched(self._session, plan))
-        self._advice.clear()
-        self._look_out()
 
     def put_back(self, model: torch.nn.Module | None = None) -> None:
         """Put averaged gradients off, in place of the optimizer's step(): they go back into the residuals of codecs with error feedback, and come with later
@@ -125,15 +116,6 @@ class DdpHook:
         for gradients in self._models.of(model, "discard"):
             gradients.clear()
 
-    def _look_out(self) -> None:
-        """Watch for optimizers, whose steps count, and which a coarse codec may not suit. Held weakly: the hook goes with the models that it serves."""
-        watch_optimizers()
-        if not self._advises:
-            self._advises = True
-            advise = weakref.WeakMethod(self._advise)
-            watching = register_optimizer_step_post_hook(lambda *stepped: (look := advise()) and look(*stepped))
-            weakref.finalize(self, watching.remove)
-
     def statistics(self) -> dict[str, int]:
         """Counters: steps, and gradient_bytes that DDP has handed over, as they were in memory. ``current_session().statistics()`` has what
         travelled."""
@@ -152,13 +134,6 @@ class DdpHook:
         gradients = [laid_out(gradient, p) for gradient, p in zip(bucket.gradients(), parameters, strict=True)]
         averaged.take(Arrival(parameters, gradients, completion, bucket.is_last()))
         return completion.future
-
-    def _advise(self, optimizer: torch.optim.Optimizer, _arguments: Any, _keywords: Any) -> None:
-        """Called after any optimizer's step: the only place where the optimizers of DDP's parameters are seen."""
-        mine = [gradients for gradients in self._models.all if gradients in exchanges_of(optimizer)]
-        if mine:
-            layouts = [layout for gradients in mine for layout in gradients.exchange.layouts]
-            self._advice.setdefault(optimizer, CodecAdvice()).look(optimizer, layouts)
 
     def _register(self, wrapper: DistributedDataParallel) -> None:
         check_group(wrapper, self._session)

@@ -17,6 +17,7 @@ from psgc.errors import UsageError
 from psgc.torch.ddp import wrappers
 from psgc.torch.ddp.completions import Completer
 from psgc.torch.ddp.gradients import DdpGradients
+from psgc.torch.gradients.linearity import CodecAdvice
 from psgc.torch.plans.choice import Choice
 from psgc.torch.session import api
 from psgc.worker.session import Session
@@ -34,6 +35,7 @@ class HookedModels:
         self._completer = Completer(session)
         self._found: dict[int, DdpGradients] = {}  # by the id of a bucket's first parameter, while no other model is wrapped
         self._made = 0
+        self._advice = CodecAdvice()
         self._loaded: list[list[Mapping[str, Any]]] = []  # states of models that have not come yet, each of one rank or of all
         self._lock = threading.Lock()  # models on two devices may run backward in two threads
 
@@ -73,10 +75,11 @@ class HookedModels:
                 return gradients
         self.choice.check(names)
         gradients = DdpGradients(self.session, api.next_number(self.session, "ddp"), self.choice, names, self._completer)
+        gradients.advice = self._advice
         if self.choice.auto:
-            from psgc.torch.gradients.auto import AutoPlan  # which loads the planner
+            from psgc.torch.auto.auto_plan import let_auto_choose  # which loads the planner
 
-            gradients.exchange.observer = AutoPlan(gradients.exchange, parameters[0])
+            let_auto_choose(gradients.exchange, parameters[0])
         self.all.append(gradients)
         self._take_up(gradients)
         return gradients

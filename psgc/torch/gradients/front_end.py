@@ -18,6 +18,7 @@ from psgc.torch.gradients.buckets import Gradient, GradientBucket
 from psgc.torch.gradients.exchange import B, GradientExchange
 from psgc.torch.gradients.followed import Followed
 from psgc.torch.gradients.last_step import StepFlags
+from psgc.torch.gradients.linearity import CodecAdvice
 from psgc.torch.gradients.observer import UNOBSERVED
 from psgc.torch.gradients.skips import Skips
 from psgc.torch.plans.choice import Choice
@@ -29,11 +30,12 @@ from psgc.worker.session import Session
 
 class FrontEnd(Generic[B]):
     """See the module's text. A member of its session: see ``api.Member``. kinds: what states have of it, by ``saved``'s kinds: its own exchange, and others of
-    the same optimizer."""
+    the same optimizer. advice: on its codec; None: none is given."""
 
     def __init__(self, exchange: GradientExchange[B], kind: str = saved.GRADIENTS) -> None:
         self.exchange = exchange
         self.kinds: dict[str, GradientExchange[Any]] = {kind: exchange}
+        self.advice: CodecAdvice | None = None
         self._lock = threading.RLock()  # backward may run hooks in a thread for each device
         api.add_member(self)
 
@@ -64,6 +66,17 @@ class FrontEnd(Generic[B]):
         self.exchange.switch(choice)
         if not self.exchange.observer.holds:
             self.exchange.observer = UNOBSERVED
+        if self.advice is not None:
+            self.advice.look_anew()
+
+    def knows(self, parameter: torch.Tensor) -> bool:
+        """Whether it carries this parameter's gradient."""
+        return False
+
+    def advise(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer has stepped on the gradients."""
+        if self.advice is not None:
+            self.advice.look(optimizer, lambda: self.exchange.layouts)
 
     def check_leaving(self) -> None:
         """Raise UsageError where this front end cannot leave its session now."""
@@ -118,6 +131,9 @@ class HookedFrontEnd(FrontEnd[GradientBucket]):
 
     def parameter(self, index: int) -> torch.Tensor:
         return self.gradients[index].parameter
+
+    def knows(self, parameter: torch.Tensor) -> bool:
+        return self.gradients.knows(parameter)
 
     def coming(self, index: int) -> None:
         """Backward is about to add to a gradient. Runs in autograd's thread."""

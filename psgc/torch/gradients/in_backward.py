@@ -22,29 +22,29 @@ from psgc.torch.gradients.followed import LOST
 from psgc.torch.gradients.front_end import HookedFrontEnd
 from psgc.torch.gradients.written import Written
 
+Parameters = Iterable[tuple[torch.Tensor, TensorSpec]]
+
 
 class BackwardGradients(HookedFrontEnd):
     """See the module's text.
 
     paused: gradients stay local to this rank, and synchronizing does nothing. It is changed between two steps, on all ranks alike.
     synchronized: no gradient has come since the last step.
-    watch: the owner's method that follows parameters which are new; the owner is held weakly.
+    parameters: the owner's method that gives those which may be new; the owner is held weakly.
     """
 
-    def __init__(self, exchange: GradientExchange[GradientBucket], passes: int, late: bool, watch: Callable[[], None]) -> None:
+    def __init__(self, exchange: GradientExchange[GradientBucket], passes: int, late: bool, parameters: Callable[[], Parameters]) -> None:
         super().__init__(exchange, passes, late)
         self.synchronized = self.paused = False
-        self._watch = weakref.WeakMethod(watch)
+        self._parameters = weakref.WeakMethod(parameters)
         exchange.written = Written(self.gradients.parameters)
 
-    def watch(self, parameters: Iterable[tuple[torch.Tensor, TensorSpec]]) -> None:
-        """Follow these parameters' gradients, if they require one and are not followed yet."""
+    def watch(self) -> None:
+        """Follow the gradients of parameters that are new, or require one only now."""
+        parameters = self._parameters()
         with self._lock:
-            if self.gradients.add(self, parameters):
+            if parameters is not None and self.gradients.add(self, parameters()):
                 self.exchange.specs, self.synchronized = self.gradients.specs, False
-
-    def knows(self, parameter: torch.Tensor) -> bool:
-        return self.gradients.knows(parameter)
 
     # when a bucket leaves
 
@@ -80,6 +80,7 @@ class BackwardGradients(HookedFrontEnd):
     def replayed(self) -> None:
         """A graph that captured backwards has written its gradients anew; see ``Followed.replayed``."""
         with self._lock:
+            self.watch()
             self.gradients.replayed()
             self.synchronized = False
 
@@ -94,13 +95,13 @@ class BackwardGradients(HookedFrontEnd):
         """Count a backward that is over. True if it completes a step."""
         with self._lock:
             counts = self.backwards.end(self.exchange.last.begun)
-            watch = self._watch()
-            if counts and watch is not None:
-                watch()
+            if counts:
+                self.watch()
             return counts and self.backwards.complete
 
     def synchronize(self) -> None:
         """Send the remaining buckets, wait for the means, and store them in p.grad. Does nothing if no gradient has come since the last time."""
+        self.watch()
         if self.synchronized:
             return
         self.session.check()

@@ -54,24 +54,27 @@ class CodecAdvice:
     LOOKS: Final = 2  # state appears in the first step that has gradients
 
     def __init__(self) -> None:
-        self._looks = self.LOOKS
+        self._looks: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()  # that are left
 
-    def look(self, optimizer: torch.optim.Optimizer, layouts: Iterable[Layout]) -> None:
+    def look(self, optimizer: torch.optim.Optimizer, layouts: Callable[[], Iterable[Layout]]) -> None:
         """The optimizer has stepped on gradients of these layouts."""
-        if not self._looks:
-            return
-        codecs = sorted({bucket.codec for layout in layouts for bucket in layout.buckets})
+        left = self._looks.get(optimizer, self.LOOKS)
+        codecs = sorted({bucket.codec for layout in layouts() for bucket in layout.buckets}) if left else []
         if not codecs:
             return
-        self._looks -= 1
+        self._looks[optimizer] = left - 1
         coarse = coarse_codecs(codecs)
         if coarse and not is_linear(optimizer):
-            self._looks = 0
+            self._looks[optimizer] = 0
             logger.warning(
                 "codec %s with %s: a codec this coarse costs quality under optimizers that are not linear in the gradient, as Adam and "
                 "Lion; bf16 or int8 do not, SGD with momentum takes any codec, and psgc.torch.OneBitAdam is made for 1-bit",
                 ", ".join(coarse), type(optimizer).__name__,
             )  # fmt: skip
+
+    def look_anew(self) -> None:
+        """Gradients travel by another choice from now on."""
+        self._looks.clear()
 
 
 def learning_rates(optimizer: torch.optim.Optimizer) -> Callable[[], tuple[float, ...]]:

@@ -90,6 +90,7 @@ class Recorder:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._marks = [Marks()]
+        self._merged = 0  # of the iterations, those that are a whole step each
 
     def ready(self, name: str) -> None:
         """Of several backwards an iteration the last counts."""
@@ -104,10 +105,10 @@ class Recorder:
         """Communication is over: what follows belongs to the next iteration."""
         self._end(self._clock())
 
-    def merge(self, since: int) -> None:
-        """Make one iteration of all that were completed beyond the first ``since``: its gradients are those of the last one, and what was before it was other
-        work."""
-        del self._marks[since : max(since, self.complete - 1)]
+    def merge(self) -> None:
+        """Make one iteration of all that were completed since the last time: its gradients are those of the last one, and what was before it was other work."""
+        del self._marks[self._merged : max(self._merged, self.complete - 1)]
+        self._merged = self.complete
 
     def backward_over(self) -> None:
         """Leave the time of communication out, as if the trainer had continued right after the last gradient."""

@@ -60,7 +60,7 @@ class FrozenVarianceAdam(Distributed):
             )
         carried = codec_text(codec, "float32")
         self._psgc_join(session, {}, Choice(codec_text(warmup_codec, "float32")), backward_passes_per_step)
-        self._momenta = Momenta(session, self._psgc_exchange.name, carried)
+        self._momenta = Momenta(session, self._psgc_gradients.exchange.name, carried)
         self._psgc_gradients.kinds[MOMENTA] = self._momenta.exchange
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "steps": 0}
         super().__init__(params, {**defaults, "decoupled_weight_decay": decoupled_weight_decay})
@@ -94,7 +94,7 @@ class FrozenVarianceAdam(Distributed):
             if name in self._psgc_names.values():
                 raise UsageError(f"{type(self).__name__}: two parameters are named {name!r}; give each its own name")
             if isinstance(parameter, torch.Tensor):  # torch refuses anything else
-                for exchange in (self._momenta.exchange, self._psgc_exchange):
+                for exchange in self._psgc_gradients.kinds.values():
                     check_carries(exchange.choice.codec, parameter, name)
                 self._psgc_names[parameter] = name
             parameters.append(parameter)
@@ -193,7 +193,7 @@ class FrozenVarianceAdam(Distributed):
         """Skip the step on all ranks if the loss scaler of any rank found an overflow in its own gradients."""
         if self._psgc_gradients.paused:
             for flag in flags:
-                push_pull_inplace(flag, average=False, name=f"{self._psgc_exchange.name}.overflow")
+                push_pull_inplace(flag, average=False, name=f"{self._psgc_gradients.exchange.name}.overflow")
 
 
 def gradient_of(parameter: torch.Tensor, group: Options) -> torch.Tensor:

@@ -116,7 +116,7 @@ class _Crossing:
         if not gradients.exchange.buckets:
             order, self._eager = self.waits.learn(gradient.parameter for gradient in gradients.gradients)
             gradients.declare_in(order)
-            CodecAdvice().look(optimizer, gradients.exchange.layouts)
+            CodecAdvice().look(optimizer, lambda: gradients.exchange.layouts)
         gradients.wait()  # with the options of the last step
         self._options = options_of(optimizer)
         self._groups = {p: number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}

@@ -16,10 +16,10 @@ import torch
 from psgc.errors import UsageError
 from psgc.plan.model.plan import Plan
 from psgc.torch.ddp import amp
-from psgc.torch.ddp.told import add_optimizer, has_applied, watch_optimizers
+from psgc.torch.ddp.told import add_optimizer, has_applied
 from psgc.torch.gradients.buckets import GradientBucket
 from psgc.torch.gradients.exchange import GradientExchange
-from psgc.torch.gradients.in_backward import BackwardGradients
+from psgc.torch.gradients.in_backward import BackwardGradients, Parameters
 from psgc.torch.gradients.linearity import CodecAdvice, learning_rates
 from psgc.torch.gradients.profiler import JobObserver
 from psgc.torch.optimizers.refusals import refuse_foreign
@@ -85,19 +85,17 @@ def DistributedOptimizer(  # noqa: N802 - BytePS's and Horovod's name
     rates = learning_rates(optimizer) if residuals_follow_lr else None
     distributed = become(optimizer, Distributed)
     distributed._psgc_join(session, names, choice, backward_passes_per_step, rates, late_synchronization)
-    distributed._psgc_advice = CodecAdvice()
-    distributed._psgc_watch()
+    distributed._psgc_gradients.advice = CodecAdvice()
+    distributed._psgc_gradients.watch()
     return optimizer
 
 
 class Distributed(torch.optim.Optimizer):
     """What DistributedOptimizer adds to an optimizer's class; first in its method resolution order."""
 
-    _psgc_exchange: GradientExchange[GradientBucket]
     _psgc_gradients: BackwardGradients
     _psgc_names: dict[torch.Tensor, str]
     _psgc_synchronizes: bool
-    _psgc_advice: CodecAdvice | None = None
 
     def _psgc_join(
         self, session: Session, names: dict[torch.Tensor, str], choice: Choice, passes: int,
@@ -112,30 +110,26 @@ class Distributed(torch.optim.Optimizer):
         self._psgc_names = names
         session.expect_names(f"{kind}.{name}" for kind in ("Gradient", "Parameter") for name in sorted(names.values()))
         self._psgc_synchronizes = True
-        self._psgc_exchange = GradientExchange(session, f"optimizer{number}", choice, rates)
-        self._psgc_gradients = BackwardGradients(self._psgc_exchange, passes, late, self._psgc_watch)
+        exchange: GradientExchange[GradientBucket] = GradientExchange(session, f"optimizer{number}", choice, rates)
+        self._psgc_gradients = BackwardGradients(exchange, passes, late, self._psgc_parameters)
         add_optimizer(self._psgc_gradients)
-        watch_optimizers()
         if session.config.profile and number == 0:
             if choice.auto:
                 raise UsageError(
                     'PSGC_PROFILE times computation alone, which PSGC_PLAN=auto (compression="auto") does not leave alone; choose one'
                 )
-            self._psgc_exchange.observer = JobObserver(self._psgc_exchange, next(parameters_of(self))[2])
+            exchange.observer = JobObserver(exchange, next(parameters_of(self))[2])
         elif choice.auto:
-            from psgc.torch.gradients.auto import AutoPlan  # which loads the planner
+            from psgc.torch.auto.auto_plan import let_auto_choose  # which loads the planner
 
-            self._psgc_exchange.observer = AutoPlan(self._psgc_exchange, next(parameters_of(self))[2])
+            let_auto_choose(exchange, next(parameters_of(self))[2])
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Synchronize, unless that was done since the last backward, and apply. closure: the wrapped optimizer runs it, as often as it likes, and after
         each run its gradients are synchronized; it returns the loss."""
-        exchange = self._psgc_exchange
-        if closure is None or exchange.last.begun:
+        if closure is None or self._psgc_gradients.exchange.last.begun:
             self._psgc_complete()
         result = self._psgc_apply(None if closure is None else self._psgc_synchronizing(closure))
-        if self._psgc_advice is not None:
-            self._psgc_advice.look(self, exchange.layouts)
         self._psgc_gradients.end_step(has_applied(self))
         return result
 
@@ -145,7 +139,7 @@ class Distributed(torch.optim.Optimizer):
     def _psgc_complete(self) -> None:
         """Have every p.grad hold the mean."""
         if self._psgc_synchronizes:
-            self._psgc_synchronize()
+            self._psgc_gradients.synchronize()
         elif not self._psgc_gradients.synchronized:
             raise UsageError("step() inside skip_synchronize(), but gradients were not synchronized since; call synchronize() first")
 
@@ -159,7 +153,7 @@ class Distributed(torch.optim.Optimizer):
             self._psgc_complete()
             if isinstance(self, torch.optim.LBFGS):
                 mean = torch.as_tensor(loss).detach().to("cpu", torch.float64, copy=True).reshape(1)
-                return push_pull_inplace(mean, name=f"{self._psgc_exchange.name}.loss")[0]
+                return push_pull_inplace(mean, name=f"{self._psgc_gradients.exchange.name}.loss")[0]
             return loss
 
         return evaluate
@@ -174,10 +168,6 @@ class Distributed(torch.optim.Optimizer):
 
         Raises UsageError after a backward that raised: zero_grad() is then to be called first."""
         self._psgc_gradients.look_for_fresh()
-        self._psgc_synchronize()
-
-    def _psgc_synchronize(self) -> None:
-        self._psgc_watch()
         self._psgc_gradients.synchronize()
 
     @contextmanager
@@ -190,7 +180,6 @@ class Distributed(torch.optim.Optimizer):
     def replayed(self) -> None:
         """Call it right after each ``replay()`` of a CUDA graph that captured a backward inside ``no_sync()``: p.grad, which the replay has written, is then
         sent by ``synchronize()`` or ``step()``. Every rank must do the same. Raises UsageError if no backward was captured."""
-        self._psgc_watch()
         self._psgc_gradients.replayed()
 
     @contextmanager
@@ -211,13 +200,11 @@ class Distributed(torch.optim.Optimizer):
         """From the next step on, gradients travel by this plan, its file (of which rank 0's is enough) or a codec's text; what codecs keep of the gradients
         goes along, so that nothing is lost or applied twice. Call it on every rank between the same two steps: after step(), before the next
         backward(). Where ``auto`` chose until now, it ends. Raises UsageError in the middle of a step and for a plan that cannot be run; CodecError."""
-        self._psgc_switch(switched(self._psgc_exchange.session, plan))
+        self._psgc_switch(switched(self._psgc_gradients.session, plan))
 
     def _psgc_switch(self, choice: Choice) -> None:
         choice.check(self._psgc_names)
         self._psgc_gradients.switch(choice)
-        if self._psgc_advice is not None:
-            self._psgc_advice = CodecAdvice()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's. Raises UsageError while gradients are under way. When they are synchronized, and step() did not follow, they were the script's to
@@ -236,7 +223,7 @@ class Distributed(torch.optim.Optimizer):
         """Put the averaged gradients in p.grad off, in place of step(): they go back into the residuals of codecs with error feedback, and come with
         later steps; p.grad is cleared. Without error feedback this is ``discard()``. Call it on every rank, also on one whose backward raised. Raises
         UsageError if no averaged gradients are there."""
-        if self._psgc_exchange.last.begun:
+        if self._psgc_gradients.exchange.last.begun:
             self._psgc_complete()
         self._psgc_gradients.put_back()
         self.zero_grad()
@@ -255,13 +242,11 @@ class Distributed(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's. Every rank must add the same; the parameters are declared at the next synchronization."""
         super().add_param_group(param_group)
-        self._psgc_watch()
+        self._psgc_gradients.watch()
 
-    def _psgc_watch(self) -> None:
-        """Follow parameters that are new, or require a gradient only now. Raises UsageError for those that something else averages."""
+    def _psgc_parameters(self) -> Parameters:
+        """Those that may be new, or require a gradient only now. Raises UsageError for those that something else averages."""
         refuse_foreign(self, self._psgc_names)
-        self._psgc_gradients.watch(
-            (parameter, parameter_spec(parameter, self._psgc_names.get(parameter, f"param.{group}.{index}"), group))
-            for group, index, parameter in parameters_of(self)
-            if not self._psgc_gradients.gradients.knows(parameter)
-        )
+        for group, index, parameter in parameters_of(self):
+            if not self._psgc_gradients.knows(parameter):
+                yield parameter, parameter_spec(parameter, self._psgc_names.get(parameter, f"param.{group}.{index}"), group)

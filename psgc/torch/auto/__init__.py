@@ -1,0 +1,1 @@
+"""``auto``: gradients travel by what a running job measures to be quickest."""
