@@ -15,8 +15,9 @@ from psgc.codecs.backends import cuda_side, cuda_state
 from psgc.codecs.codec import Stream
 from psgc.codecs.registry import parse_scheme
 from psgc.codecs.scheme import BucketContext, PairScheme
+from psgc.cuda.common.device_codec import Decoding, DeviceCodec, Encoding
+from psgc.cuda.common.device_state import DeviceState
 from psgc.errors import CodecError
-from psgc.torch.device.codec import Decoding, DeviceCodec, DeviceState, Encoding
 
 DTYPES: Final = ("float32", "bfloat16")
 SHAPES: Final = ((90, 111), (5,))

@@ -10,9 +10,10 @@ import torch
 
 from psgc.codecs.codec import Stream
 from psgc.codecs.scheme import Scheme
+from psgc.cuda.common.device_state import DeviceState
 
 
-class CpuState:
+class CpuState(DeviceState):
     """Elements are widened to float32."""
 
     def __init__(self, scheme: Scheme, numel: int) -> None:

@@ -22,6 +22,7 @@ from psgc.codecs.blocktopk import BlockTopKCodec, places_of
 from psgc.codecs.codec import Codec, Stream
 from psgc.codecs.scheme import Scheme, slices
 from psgc.codecs.sparsify.gaps import packed_length, unpack
+from psgc.cuda.common.device_codec import DeviceCodec
 from psgc.errors import UsageError
 from psgc.torch.device.runtime import Event as RuntimeEvent
 from tests.device.cpu_state import CpuState
@@ -260,11 +261,11 @@ class RecordingRuntime:
         self.training.run(lambda: None, tensors, [])
 
 
-class CpuCodec:
+class CpuCodec(DeviceCodec):
     """A codec's own kernels as a device's; see cuda/common. Only as far as CPU kernels go: elements are widened to what the codec wants."""
 
     def __init__(self, codec: Codec) -> None:
-        self.codec = codec
+        super().__init__(codec)
         self.launched: list[int] = []  # parts of each launch over several that encodes
         self.used: list[int] = []  # and of each that uses payloads
 
@@ -282,8 +283,7 @@ class CpuCodec:
 
     def encode_many(self, items: Sequence[Any]) -> None:
         self.launched.append(len(items))
-        for item in items:
-            self.encode(item.grad, item.residual, item.rescale, item.stream, item.out, item.status, item.scratch)
+        super().encode_many(items)
 
     def decode(self, payload: torch.Tensor, numel: int, out: torch.Tensor) -> None:
         wide = np.empty(numel, self.codec.array_dtype)
@@ -293,11 +293,7 @@ class CpuCodec:
 
     def decode_many(self, items: Sequence[Any]) -> None:
         self.used.append(len(items))
-        for item in items:
-            if item.use == "commit":
-                self.commit(item.payloads[0], item.numel, item.grad, item.target, item.rescale)
-            else:
-                self.decode(item.payloads[0], item.numel, item.target)
+        super().decode_many(items)
 
     def commit(self, payload: torch.Tensor, numel: int, grad: torch.Tensor, residual: torch.Tensor, rescale: float) -> None:
         wide, kept = self._wide(grad), residual.numpy()

@@ -97,7 +97,7 @@ def test_results_that_come_while_another_is_decoded_share_a_copy_and_the_next_la
         parts = [Part(engine, push, pull, numel) for numel in (100, 4097, 1, 70)]
         assert come_together(runtime, engine, parts) == []
         assert all(part.right for part in parts)
-        assert (engine.results.copied, engine.results.parts) == (2, 4)
+        assert (engine.results.rounds, engine.results.parts) == (2, 4)
         assert pull.used == [3] and push.used == ([3] if push.codec.feedback else [])
         assert runtime.races.found == []
 

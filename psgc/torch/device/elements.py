@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from psgc.codecs import SchemeState
 from psgc.codecs.codec import Stream
 from psgc.codecs.common.payloads import MAX_PAYLOADS
+from psgc.cuda.common.device_codec import DeviceCodec
 from psgc.errors import DeviceError
-from psgc.torch.device.codec import DeviceCodec
 from psgc.torch.device.engine import Engine
 from psgc.torch.device.launches import Coming, Ready, coming
 from psgc.torch.device.results import Result

@@ -1,36 +1,35 @@
 """Parts that are ready to be encoded on a device: those that are small and ready together share a launch, a copy to the host and an event.
 
-No part waits for others. One thread at a time launches; parts that become ready meanwhile wait for it, and are launched together if they are small, follow
-each other and have one codec. A larger part is launched by itself, so that its payload can leave as soon as it is done.
+Owns how threads share launches (``Together``, which results do, too), and what a launch that encodes is.
 """
 
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 
 from psgc.codecs.codec import Stream
+from psgc.cuda.common.device_codec import DeviceCodec, Encoding
 from psgc.errors import DeviceError
-from psgc.torch.device.codec import DeviceCodec, Encoding
 from psgc.torch.device.faults import fault_of
 from psgc.torch.device.runtime import Event, Runtime
 from psgc.torch.device.runtime import Stream as DeviceStream
 from psgc.torch.device.sent import Sent, Taking
 from psgc.worker.device import Bytes, EncodedThen
 
-SMALL_ELEMENTS: Final = (
-    1 << 17
-)  # of a part that shares a launch: its work takes less than starting a launch does (3 us at 300 GB/s and more)
-TOGETHER_BYTES: Final = (
-    1 << 20
-)  # of the payloads of a launch, at their bounds: 65 us on the way to the host at 16 GB/s, for which the first one waits
+Part = TypeVar("Part")
+# Of a part that shares a launch: its work takes less than starting a launch does (3 us at 300 GB/s and more).
+SMALL_ELEMENTS: Final = 1 << 17
+# Of the payloads of a launch, at their bounds: 65 us on the way to the host at 16 GB/s, for which the first one waits.
+TOGETHER_BYTES: Final = 1 << 20
 
 
 class Coming(NamedTuple):
@@ -44,7 +43,7 @@ class Coming(NamedTuple):
 
 
 class Device(Protocol):
-    """What launching asks of the engine."""
+    """What launching, and decoding, ask of the engine."""
 
     name: str
     runtime: Runtime
@@ -55,6 +54,59 @@ class Device(Protocol):
     def compute_on(self, work: Callable[[], object], reads: Sequence[torch.Tensor], writes: Sequence[torch.Tensor]) -> None: ...
 
     def download_all(self, coming: Sequence[Coming], ready: Event) -> None: ...
+
+    def incoming(self, payloads: Sequence[Bytes]) -> AbstractContextManager[list[torch.Tensor]]: ...
+
+
+class Together(ABC, Generic[Part]):
+    """Parts that threads bring, of which none waits for others. One thread at a time works on them; what others bring meanwhile waits for it, and is done
+    together if it follows each other and is alike. slot_bytes: of a staging slot, which what is done together has to fit into.
+
+    rounds, parts: how often parts have been worked on so far, and how many there were."""
+
+    def __init__(self, device: Device, slot_bytes: int) -> None:
+        self._device, self._most_bytes = device, min(slot_bytes, TOGETHER_BYTES)
+        self._waiting: deque[Part] = deque()
+        self._working = threading.Lock()
+        self.rounds = self.parts = 0
+
+    def put(self, part: Part) -> None:
+        """Work on the part, or leave it to the thread that does so now."""
+        self._device.runtime.handed(part)
+        self._waiting.append(part)
+        while self._waiting and self._working.acquire(blocking=False):
+            try:
+                if parts := self._next():
+                    self.rounds, self.parts = self.rounds + 1, self.parts + len(parts)
+                    for each in parts:
+                        self._device.runtime.received(each)
+                    self.work(parts)
+            finally:
+                self._working.release()
+
+    def _next(self) -> list[Part]:
+        """The parts that are next. Called by the thread that works."""
+        found: list[Part] = []
+        total = 0
+        while self._waiting:
+            part = self._waiting[0]
+            total += aligned(self.nbytes(part))
+            if found and not (self.alike(found[0], part) and total <= self._most_bytes):
+                break
+            found.append(self._waiting.popleft())
+        return found
+
+    @abstractmethod
+    def nbytes(self, part: Part) -> int:
+        """What the part takes of a staging slot."""
+
+    @abstractmethod
+    def alike(self, one: Part, other: Part) -> bool:
+        """Whether the two may be done together: both are small, and of the same codecs."""
+
+    @abstractmethod
+    def work(self, parts: Sequence[Part]) -> None:
+        """Do what these need, together. Tells each of them of errors."""
 
 
 @dataclass(slots=True, eq=False)
@@ -75,44 +127,17 @@ class Ready:
         return self.grad.numel() <= SMALL_ELEMENTS
 
 
-class Launches:
-    """See the module's text."""
+class Launches(Together[Ready]):
+    """See the module's text. A larger part is launched by itself, so that its payload can leave as soon as it is done. Errors go to a part's ``then``."""
 
-    def __init__(self, device: Device, slot_bytes: int) -> None:
-        """slot_bytes: of a staging slot, which what a launch gives has to fit into."""
-        self._device, self._most_bytes = device, min(slot_bytes, TOGETHER_BYTES)
-        self._waiting: deque[Ready] = deque()
-        self._launching = threading.Lock()
-        self.launched = self.parts = 0  # launches so far, and the parts in them
+    def nbytes(self, part: Ready) -> int:
+        return part.sent.memory.numel()
 
-    def put(self, part: Ready) -> None:
-        """Launch the part, or leave it to the thread that launches now. Errors go to the part's ``then``."""
-        self._device.runtime.handed(part)
-        self._waiting.append(part)
-        while self._waiting and self._launching.acquire(blocking=False):
-            try:
-                if parts := self._next():
-                    self._launch(parts)
-            finally:
-                self._launching.release()
+    def alike(self, one: Ready, other: Ready) -> bool:
+        return one.small and other.small and one.codec is other.codec
 
-    def _next(self) -> list[Ready]:
-        """The parts of the next launch. Called by the thread that launches."""
-        found: list[Ready] = []
-        total = 0
-        while self._waiting:
-            part = self._waiting[0]
-            total += aligned(part.sent.memory.numel())
-            if found and not (found[0].small and part.small and part.codec is found[0].codec and total <= self._most_bytes):
-                break
-            found.append(self._waiting.popleft())
-        return found
-
-    def _launch(self, parts: Sequence[Ready]) -> None:
+    def work(self, parts: Sequence[Ready]) -> None:
         device = self._device
-        self.launched, self.parts = self.launched + 1, self.parts + len(parts)
-        for part in parts:
-            device.runtime.received(part)
         try:
             for part in parts:
                 if part.sent.copied is not None:

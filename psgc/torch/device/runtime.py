@@ -13,7 +13,8 @@ import torch
 
 from psgc.codecs import Scheme
 from psgc.codecs.codec import Codec
-from psgc.torch.device.codec import DeviceCodec, DeviceState
+from psgc.cuda.common.device_codec import DeviceCodec
+from psgc.cuda.common.device_state import DeviceState
 
 
 class Event(Protocol):

@@ -16,9 +16,9 @@ import torch
 from psgc.codecs import parse_codec
 from psgc.codecs.codec import Stream
 from psgc.codecs.common.one_part import Part
+from psgc.cuda.common.device_codec import DeviceCodec
 from psgc.plan.inputs.cluster import Link
 from psgc.plan.inputs.profile import CostCurve
-from psgc.torch.device.codec import DeviceCodec
 from psgc.torch.device.engine import Engine
 from psgc.torch.device.runtime import Mark
 from psgc.torch.device.sent import STATUS_BYTES
