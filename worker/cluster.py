@@ -197,11 +197,11 @@ class ClusterSession(SessionWithOutcome):
         take_answers(memory, mine, answers)
         return memory
 
-    def remember(self, layout: Layout, memory: LayoutMemory) -> None:
+    def remember(self, layout: Layout, memory: LayoutMemory, alone: bool = False) -> None:
         self.check()
         works = self._executor.works(layout)
         self._transfer(take_up(memory, layout, works, self.size))
-        if any(work.kept.server_parts for work in works):
+        if not alone and any(work.kept.server_parts for work in works):
             self._meet(1, layout.id)  # a push must not overtake another rank's residual, which servers take before the first step only
 
     def retire(self, layout: Layout) -> None:

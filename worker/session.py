@@ -162,9 +162,9 @@ class Session(ABC):
         trainer did not apply the last step's result, and no later submission has said so."""
 
     @abstractmethod
-    def remember(self, layout: Layout, memory: LayoutMemory) -> None:
+    def remember(self, layout: Layout, memory: LayoutMemory, alone: bool = False) -> None:
         """Go on from ``memory``, before the layout's first step. Every rank must call it, with the buckets that it answers for; it returns when all
-        ranks have called it."""
+        ranks have called it. alone: the memory has nothing of servers', and other ranks need not call it."""
 
     def retire(self, layout: Layout) -> None:  # noqa: B027 - a session of one process has nothing to end
         """No rank submits steps of the layout any more, or asks what is kept of it, and all of its steps are over on every rank: end what it has of its

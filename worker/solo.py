@@ -115,7 +115,7 @@ class SoloSession(SessionWithOutcome):
                 memory.tensors |= {name: TensorMemory(left[place].copy()) for name, place in layout.places(bucket)}
         return memory
 
-    def remember(self, layout: Layout, memory: LayoutMemory) -> None:
+    def remember(self, layout: Layout, memory: LayoutMemory, alone: bool = False) -> None:
         """This session encodes nothing, so it keeps no residual: a larger job's residuals are added to the first step's gradients."""
         for bucket in layout.buckets:
             values = np.zeros(bucket.numel, np.float32)

@@ -218,7 +218,7 @@ class FakeSession(Session):
         kept = {tensor.name: self.memories[tensor.name] for tensor in layout.tensors if tensor.name in self.memories}
         return LayoutMemory(kept, steps=layout.past_steps + steps)
 
-    def remember(self, layout: Layout, memory: LayoutMemory) -> None:
+    def remember(self, layout: Layout, memory: LayoutMemory, alone: bool = False) -> None:
         for tensor in layout.tensors:
             self.memories.pop(tensor.name, None)
         self.memories |= memory.tensors

@@ -12,7 +12,7 @@ import torch
 import psgc.torch as psgc
 from psgc.errors import UsageError
 from psgc.torch.session import api
-from psgc.torch.state.carried import CarriedResiduals
+from psgc.torch.state.residuals import Kept, among
 from psgc.torch.tensors import push_pull
 from psgc.worker.residuals.residual import TensorMemory
 from tests.torch.small_models import batch, linear, sgd, weights
@@ -73,32 +73,49 @@ def test_optimizers_go_on_among_two_then_three_then_one(ranks: Any, wrap: Any) -
 
 
 def test_what_codecs_keep_has_the_same_weight_in_a_mean_of_another_size() -> None:
-    carried = CarriedResiduals()
-    carried.take({"w": TensorMemory(np.array([1.0, 0.0], np.float32)), "v": TensorMemory()}, {"w": np.array([0.0, 5.0], np.float32)}, 2)
-    assert carried
-    paid = carried.pop("w", 3, rescale=2.0)
-    assert paid is not None and paid.tolist() == [3.0, 30.0]  # 2 e 3 / 2, 2 f 3: divided by 3 workers 2 e / 2 and 2 f
-    assert carried.pop("w", 3, 1.0) is None and carried.pop("v", 3, 1.0) is None and not carried
+    memories = {"w": TensorMemory(np.array([1.0, 0.0], np.float32)), "v": TensorMemory(), "z": TensorMemory(np.zeros(1, np.float32))}
+    found = among(Kept(memories, {"w": np.array([0.0, 5.0], np.float32)}), 2, 3)
+    assert {name: memory.residual.tolist() for name, memory in found.tensors.items() if memory.residual is not None} == {
+        "w": [1.5, 15.0]  # e 3 / 2, f 3: divided by 3 workers e / 2 and f
+    }
+    assert not found.servers
 
 
-def test_residuals_are_sent_with_the_first_gradients_after_it(ranks: Any) -> None:
-    def work(rank: int) -> list[float]:
+TAKEN_ALONG = Kept({"weight": TensorMemory(np.full(6, 2.0, np.float32))}, {"bias": np.ones(2, np.float32)})
+
+
+def brought(optimizer: Any, workers: int) -> Any:
+    """The optimizer, as if it had taken this along from a session of so many workers."""
+    optimizer._psgc_gradients.exchange._left = TAKEN_ALONG, workers
+    optimizer._psgc_gradients.rejoin(api.current_session())
+    return optimizer
+
+
+def zero_gradients(model: torch.nn.Module, optimizer: Any) -> list[float]:
+    optimizer.zero_grad()
+    (model(torch.zeros(1, 3)).sum() * 0).backward()
+    assert model.weight.grad is not None and model.bias.grad is not None
+    first = [model.weight.grad[0, 0].item(), model.bias.grad[0].item()]
+    optimizer.step()
+    return first
+
+
+@pytest.mark.usefixtures("alone")
+def test_residuals_are_sent_with_the_first_gradients_after_it() -> None:
+    model = linear()
+    optimizer = brought(sgd(model), 2)
+    assert zero_gradients(model, optimizer) == [1.0, 1.0], "a half of what one of two kept, and a share of the servers'"
+    assert zero_gradients(model, optimizer) == [0.0, 0.0]
+
+
+def test_a_rank_that_goes_on_does_so_from_what_it_kept_and_one_that_is_new_from_nothing(ranks: Any) -> None:
+    def work(rank: int) -> dict[str, list[float]]:
         model = linear()
-        optimizer: Any = sgd(model)
-        optimizer._psgc_gradients.exchange._carried = CarriedResiduals(
-            2, {"weight": np.full(6, 2.0, np.float32)}, {"bias": np.full(2, 1.0, np.float32)}
-        )
-        optimizer.zero_grad()
-        (model(torch.zeros(1, 3)).sum() * 0).backward()
-        assert model.weight.grad is not None and model.bias.grad is not None
-        first = [model.weight.grad[0, 0].item(), model.bias.grad[0].item()]
-        optimizer.step()
-        optimizer.zero_grad()
-        (model(torch.zeros(1, 3)).sum() * 0).backward()
-        return [*first, model.weight.grad[0, 0].item(), model.bias.grad[0].item()]
+        zero_gradients(model, brought(sgd(model), 2) if rank else sgd(model))
+        session: Any = api.current_session()
+        return {name: memory.residual.tolist() for name, memory in session.memories.items()}
 
-    # each of the two ranks kept 2 of 2 workers', and a share of 1 of the servers'
-    assert ranks.run(2, work) == [[2.0, 2.0, 0.0, 0.0]] * 2
+    assert ranks.run(3, work) == [{}, *[{"weight": [3.0] * 6, "bias": [3.0] * 2}] * 2]
 
 
 def test_a_process_alone_suspends_and_resumes_and_calls_in_between_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

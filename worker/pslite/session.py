@@ -146,7 +146,7 @@ class PsLiteSession(SessionWithOutcome):
     def remembered(self, layout: Layout, dropped: bool) -> LayoutMemory:
         self._lacks("saved residuals")
 
-    def remember(self, layout: Layout, memory: LayoutMemory) -> None:
+    def remember(self, layout: Layout, memory: LayoutMemory, alone: bool = False) -> None:
         if memory.tensors or memory.servers:
             self._lacks("saved residuals")
 

@@ -20,12 +20,12 @@ from psgc.torch.auto import measuring
 from psgc.torch.auto.allowed import Allowed
 from psgc.torch.auto.candidates import Candidates, turn_of
 from psgc.torch.auto.costs import Costs
-from psgc.torch.auto.rank_table import RankTable
 from psgc.torch.auto.step_times import STEPS_OF_FIRST_WINDOW, StepTimes
 from psgc.torch.gradients.exchange import GradientExchange
 from psgc.torch.gradients.observer import Observer
 from psgc.torch.plans.choice import Choice
 from psgc.torch.session.run_report import run_logger
+from psgc.torch.tensors.rank_table import RankTable
 
 
 class AutoPlan(Observer):

@@ -22,11 +22,11 @@ from psgc.plan.live.steering import Steering
 from psgc.plan.model.plan import Plan
 from psgc.torch.auto.allowed import Allowed
 from psgc.torch.auto.costs import Costs, timed
-from psgc.torch.auto.rank_table import RankTable
 from psgc.torch.gradients.exchange import GradientExchange
 from psgc.torch.gradients.layouts import FIRST
 from psgc.torch.plans.choice import Choice
 from psgc.torch.plans.planned import TRACED_CLUSTER, TRACED_PROFILE, leave_file
+from psgc.torch.tensors.rank_table import RankTable
 from psgc.worker.session import Session
 
 AWAITED: Final = "rank 0's"  # the file of a plan that auto chose, on other ranks

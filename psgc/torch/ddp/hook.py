@@ -15,17 +15,16 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from psgc.errors import ConfigError, UsageError
+from psgc.errors import UsageError
 from psgc.plan.model.level import asks_auto
 from psgc.plan.model.plan import Plan
 from psgc.torch.ddp import amp, wrappers
 from psgc.torch.ddp.completions import Arrival, Completion
-from psgc.torch.ddp.models import SERVED, START, HookedModels, check_group
+from psgc.torch.ddp.models import SERVED, HookedModels, check_group, check_world
 from psgc.torch.ddp.parameters import laid_out
 from psgc.torch.plans.choice import Given, chosen, switched
 from psgc.torch.session import api
 from psgc.torch.tensors.codec_text import codec_text
-from psgc.worker.session import Session
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +57,7 @@ class DdpHook:
             codec_text(codec_or_plan, "float32")  # a misspelt codec is told before the job is joined
         api.init()
         self._session = api.current_session()
-        _check_world(self._session)
+        check_world(self._session)
         choice = chosen(self._session, codec_or_plan, "ddp_hook")
         if self._session.config.profile:
             raise UsageError("PSGC_PROFILE times DistributedOptimizer, not DDP; profile the script with the optimizer wrapped instead")
@@ -141,13 +140,3 @@ class DdpHook:
             raise UsageError("DistributedDataParallel(mixed_precision=...) has a hook of its own; use torch.autocast for mixed precision")
         wrapper.register_comm_hook(None, self)
         SERVED.add(wrapper)
-
-
-def _check_world(session: Session) -> None:
-    """Raise ConfigError if torch.distributed's number of processes differs from psgc's."""
-    world = session.config.world_size
-    if world and world != session.size:
-        remedy = START if session.size == 1 else "where nodes differ in size, set PSGC_NODE_SIZES on every machine"
-        raise ConfigError(
-            f"WORLD_SIZE={world}, but psgc's job has {session.size} worker(s), of which this is rank {session.rank}; {remedy}"
-        )

@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from psgc.errors import UsageError
+from psgc.errors import ConfigError, UsageError
 from psgc.torch.ddp import wrappers
 from psgc.torch.ddp.completions import Completer
 from psgc.torch.ddp.gradients import DdpGradients
@@ -127,4 +127,14 @@ def check_group(wrapper: DistributedDataParallel, session: Session) -> None:
         raise UsageError(
             f"DistributedDataParallel averages over {size} process(es), but psgc's job has {session.size} worker(s); psgc averages over the "
             f"whole job: {START}, and leave process_group and device_mesh out"
+        )
+
+
+def check_world(session: Session) -> None:
+    """Raise ConfigError if torch.distributed's number of processes differs from psgc's."""
+    world = session.config.world_size
+    if world and world != session.size:
+        remedy = START if session.size == 1 else "where nodes differ in size, set PSGC_NODE_SIZES on every machine"
+        raise ConfigError(
+            f"WORLD_SIZE={world}, but psgc's job has {session.size} worker(s), of which this is rank {session.rank}; {remedy}"
         )

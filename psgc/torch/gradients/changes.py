@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 import torch
 
@@ -24,20 +24,9 @@ from psgc.torch.session.run_report import run_logger
 from psgc.torch.state import saved
 from psgc.torch.state.residuals import Kept, check_sizes
 from psgc.torch.tensors.declaring import spec_of
-from psgc.torch.tensors.held import HeldBucket, HeldTensors
+from psgc.torch.tensors.held import HeldBucket, HeldTensors, held_dtype
 from psgc.worker.residuals.residual import LayoutMemory
 from psgc.worker.session import Session
-
-WEIGHTS: Final = {torch.float32: torch.float32, torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float64: torch.float64}
-
-
-def held_dtype(parameter: torch.Tensor, name: str) -> torch.dtype:
-    """What servers hold a parameter as. Raises UsageError for dtypes that are no floats."""
-    spec_of(parameter, name, f"parameter {name!r}")
-    dtype = WEIGHTS.get(parameter.dtype)
-    if dtype is None:
-        raise UsageError(f"parameter {name!r} is {parameter.dtype}: asynchronous training holds float parameters only")
-    return dtype
 
 
 @dataclass(slots=True)

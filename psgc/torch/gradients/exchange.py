@@ -11,14 +11,13 @@ Owns the buckets and their submissions, which all carry the flags of one step; t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 import torch
 
 from psgc.errors import UsageError
 from psgc.layout import BucketSpec, Declaration, Layout, TensorSpec
-from psgc.torch.gradients.buckets import Gradient
 from psgc.torch.gradients.last_step import LastStep
 from psgc.torch.gradients.layouts import Declared, Layouts
 from psgc.torch.gradients.observer import UNOBSERVED, Observer
@@ -26,8 +25,7 @@ from psgc.torch.gradients.written import Written
 from psgc.torch.plans.choice import Choice
 from psgc.torch.session import speed
 from psgc.torch.session.run_report import report_of
-from psgc.torch.state.carried import CarriedResiduals, add_carried
-from psgc.torch.state.residuals import Kept, Residuals
+from psgc.torch.state.residuals import Kept, Residuals, among
 from psgc.torch.tensors.sent import SentBucket
 from psgc.worker.session import Session
 
@@ -54,7 +52,7 @@ class GradientExchange(Generic[B]):
         self.observer: Observer = UNOBSERVED
         self._layouts = Layouts(session, name, choice, whole, counted)
         self.written: Written | None = None
-        self._carried = CarriedResiduals()  # of a session that this process has left
+        self._left = Kept(), 1  # what was taken along from a session that this process has left, and how many ranks that had
 
     @property
     def choice(self) -> Choice:
@@ -187,13 +185,6 @@ class GradientExchange(Generic[B]):
         self.residuals.restore(kept)
         self._give_up_layouts()
 
-    def pay(self, gradients: Iterable[Gradient]) -> None:
-        """In the first step after ``rejoin``, add what is carried along to the gradients."""
-        for gradient in gradients if self._carried else ():
-            carried = self._carried.pop(gradient.spec.name, self.session.size, self.last.rescale(gradient.spec.group))
-            if carried is not None:
-                gradient.look(add_carried(gradient.parameter, carried))
-
     # of one session and the next
 
     def refuse_leaving(self) -> None:
@@ -204,15 +195,15 @@ class GradientExchange(Generic[B]):
 
     def leave(self) -> None:
         """The session ends: take along what codecs keep."""
-        kept = self.kept(saved=False)
-        self._carried.take(kept.tensors, kept.servers, self.session.size)
+        self._left = self.kept(saved=False), self.session.size
 
     def rejoin(self, session: Session) -> None:
-        """Go on in another session: all gradients are declared anew in the first step."""
+        """Go on in another session: all gradients are declared anew in the first step, and what was taken along is sent with them."""
         self.session = session
         self.last.rejoin()
         self._layouts.rejoin(session)
         self._give_up_layouts()
+        self.residuals.bring(among(*self._left, session.size))
 
     def _give_up_layouts(self) -> None:
         for bucket in self.buckets:

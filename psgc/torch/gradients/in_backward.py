@@ -3,7 +3,7 @@
 A bucket leaves as soon as its last gradient is ready. The mean goes to p.grad. A step is over when its last backward is, or late, when the trainer steps; that
 sends what has not left. The first step declares the layout, in the order in which gradients became ready.
 
-Owns when buckets leave and what a step's end does; ``optimizers/distributed.py`` and ``ddp/data_parallel.py`` have the methods that users call.
+Owns when buckets leave and what a step's end does; ``optimizers/averaging.py`` and ``ddp/data_parallel.py`` have the methods that users call.
 """
 
 from __future__ import annotations
@@ -99,10 +99,11 @@ class BackwardGradients(HookedFrontEnd):
                 self.watch()
             return counts and self.backwards.complete
 
-    def synchronize(self) -> None:
-        """Send the remaining buckets, wait for the means, and store them in p.grad. Does nothing if no gradient has come since the last time."""
+    def synchronize(self, by_hand: bool = False) -> None:
+        """Send the remaining buckets, wait for the means, and store them in p.grad. Does nothing if no gradient has come since the last time. by_hand: where
+        the last means are gone and all that p.grad holds was put there by hand, that is to be averaged."""
         self.watch()
-        if self.synchronized:
+        if self.synchronized and not (by_hand and not self.paused and self.gradients.set_anew):
             return
         self.session.check()
         if self.paused:
@@ -113,11 +114,6 @@ class BackwardGradients(HookedFrontEnd):
         self.send()
         self.receive()
 
-    def look_for_fresh(self) -> None:
-        """The trainer asks for means: where the last ones are gone and all that p.grad holds was put there by hand, that is to be averaged."""
-        if self.synchronized and not self.paused and self.gradients.set_anew:
-            self.synchronized = False
-
     def send(self) -> None:
         """Send the buckets that have not left yet."""
         exchange = self.exchange
@@ -125,7 +121,6 @@ class BackwardGradients(HookedFrontEnd):
         with self._lock:
             self._begin()
             self.gradients.look_again(self.backwards.late)
-            exchange.pay(self.gradients)
             if not self.declared:
                 order = self.gradients.order(exchange.declared)
                 self.declare(order, order)

@@ -25,13 +25,12 @@ import torch
 
 from psgc.diagnostics.machine import machine
 from psgc.errors import ConfigError, UsageError
-from psgc.layout import Declaration, TensorSpec
 from psgc.plan.inputs.observed import LEAST_ITERATIONS, Iteration, profile_of, unsteady
 from psgc.plan.inputs.profile import Profile
 from psgc.torch.gradients.buckets import GradientBucket
 from psgc.torch.gradients.exchange import GradientExchange
 from psgc.torch.gradients.observer import UNOBSERVED, Observer
-from psgc.torch.tensors.sent import TensorExchange
+from psgc.torch.tensors.rank_table import RankTable
 from psgc.worker.session import Session
 
 logger = logging.getLogger(__name__)
@@ -187,12 +186,9 @@ def _profile(
 
 def of_the_slowest(session: Session, iterations: Sequence[Iteration]) -> list[Iteration]:
     """This rank's iterations, each stretched to the longest computation that any rank had in it. Every rank must call it, with as many iterations."""
-    compute_us = torch.zeros(session.size, len(iterations), dtype=torch.float64)
-    compute_us[session.rank] = torch.tensor([iteration.compute_us for iteration in iterations], dtype=torch.float64)
-    spec = TensorSpec("compute_us", tuple(compute_us.shape), "float64")
-    TensorExchange(session, Declaration("psgc.profile", "adhoc", (spec,), "none", mean=False)).run([compute_us])
-    slowest = compute_us.max(dim=0).values.tolist()
-    return [iteration.stretched(us) for iteration, us in zip(iterations, slowest, strict=True)]
+    table = RankTable(session, "psgc.profile", len(iterations))
+    table.send(*(iteration.compute_us for iteration in iterations))
+    return [iteration.stretched(float(us)) for iteration, us in zip(iterations, table.rows().max(axis=0), strict=True)]
 
 
 class JobObserver(Observer):

@@ -81,7 +81,6 @@ class UnbarrieredGradients(HookedFrontEnd):
             for gradient in self.gradients:
                 self._check(gradient)
             exchange.begin()
-            exchange.pay(self.gradients)
             self._steps += 1
             exchange.submit_rest()
             self._awaited = {bucket: tuple(gradient.parameter.grad for gradient in bucket.gradients) for bucket in exchange.buckets}

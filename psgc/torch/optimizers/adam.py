@@ -25,7 +25,8 @@ import torch
 
 from psgc.errors import UsageError
 from psgc.torch.gradients.momenta import Momenta
-from psgc.torch.optimizers.distributed import Distributed
+from psgc.torch.optimizers.adam_step import Options, adam_step, own_update
+from psgc.torch.optimizers.averaging import Distributed
 from psgc.torch.optimizers.wrapping import check_passes, parameter_spec
 from psgc.torch.plans.choice import Choice
 from psgc.torch.session import api
@@ -34,15 +35,12 @@ from psgc.torch.tensors.codec_text import check_carries, codec_text
 from psgc.torch.tensors.push_pull import push_pull_inplace
 
 Parameters = Iterable[Any]  # parameters, (name, parameter) pairs, or groups: dicts whose "params" holds either
-Options = dict[str, Any]  # of a parameter group
-State = dict[str, Any]  # of a parameter
 
 
 class FrozenVarianceAdam(Distributed):
     """What both optimizers share; see the module's text.
 
-    State of a parameter: ``exp_avg``, ``exp_avg_sq``, ``step`` (updates of the first), ``variance_steps`` (of the second). Every group
-    has ``steps``: steps taken so far, the same in all groups, which the schedule is a function of.
+    State of a parameter: as ``adam_step`` has it. Every group has ``steps``: steps taken so far, the same in all groups, which the schedule is a function of.
     """
 
     def __init__(
@@ -119,7 +117,10 @@ class FrozenVarianceAdam(Distributed):
     def _psgc_apply(self, closure: Callable[[], Any] | None) -> Any:
         loss = None if closure is None else closure()
         if self._averages_gradients(self.steps):
-            self._adam_step()
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        adam_step(parameter, self.state[parameter], group)
         else:
             self._compressed_step()
         for group in self.param_groups:
@@ -130,26 +131,6 @@ class FrozenVarianceAdam(Distributed):
     def _follow_schedule(self) -> None:
         """Have the next backward's gradients averaged, or left alone."""
         self._psgc_gradients.paused = not self._averages_gradients(self.steps)
-
-    def _adam_step(self) -> None:
-        """A step of AdamW (or Adam with L2) on averaged gradients, with the same operations in the same order as torch's."""
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                state = self.state[parameter]
-                if not state:
-                    state["step"] = state["variance_steps"] = 0
-                    state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-                    state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-                gradient = gradient_of(parameter, group)
-                decay(parameter, kept_by(group))
-                state["step"] += 1
-                state["variance_steps"] += 1
-                beta1, beta2 = group["betas"]
-                state["exp_avg"].lerp_(gradient, 1 - beta1)
-                state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-                parameter.addcdiv_(state["exp_avg"], denominator_of(state, group), value=-step_size(state, group))
 
     def _moving(self) -> list[tuple[Options, torch.Tensor]]:
         """The parameters with a variance, each with its group. Raises UsageError for a gradient that came too late to have one."""
@@ -166,16 +147,7 @@ class FrozenVarianceAdam(Distributed):
         return moving
 
     def _own_update(self, parameter: torch.Tensor, group: Options) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add this rank's gradient (none counts as zeros) to its momentum; the momentum over the denominator, and the denominator."""
-        state, (beta1, beta2) = self.state[parameter], group["betas"]
-        if parameter.grad is None:
-            state["exp_avg"].mul_(beta1)
-        else:
-            state["exp_avg"].lerp_(gradient_of(parameter, group), 1 - beta1)
-        state["step"] += 1
-        denominator = denominator_of(state, group)
-        limit = max(1.0, (1 - beta1) / (1 - beta2) ** 0.5) * self._momenta.session.size**0.5
-        return (state["exp_avg"] / denominator).clamp_(-limit, limit), denominator
+        return own_update(parameter, self.state[parameter], group, self._momenta.session.size)
 
     def _average(self, moving: list[tuple[Options, torch.Tensor]], outgoing: Callable[[int], torch.Tensor]) -> None:
         """The compressed mean over all ranks of ``outgoing(i)``, one tensor for each of ``moving``, in place."""
@@ -194,37 +166,3 @@ class FrozenVarianceAdam(Distributed):
         if self._psgc_gradients.paused:
             for flag in flags:
                 push_pull_inplace(flag, average=False, name=f"{self._psgc_gradients.exchange.name}.overflow")
-
-
-def gradient_of(parameter: torch.Tensor, group: Options) -> torch.Tensor:
-    """The gradient, with L2 where weight decay is not decoupled. Raises UsageError for a sparse one."""
-    gradient = parameter.grad
-    assert gradient is not None
-    if gradient.layout != torch.strided:
-        raise UsageError("psgc carries dense gradients: use sparse=False in embedding layers")
-    if group["weight_decay"] and not group["decoupled_weight_decay"]:
-        return gradient.add(parameter, alpha=group["weight_decay"])
-    return gradient
-
-
-def kept_by(group: Options) -> float:
-    """The factor that one step of decoupled weight decay multiplies a parameter with."""
-    return 1 - float(group["lr"]) * float(group["weight_decay"]) if group["decoupled_weight_decay"] else 1.0
-
-
-def decay(parameter: torch.Tensor, kept: float) -> torch.Tensor:
-    return parameter if kept == 1.0 else parameter.mul_(kept)
-
-
-def denominator_of(state: State, group: Options) -> torch.Tensor:
-    correction = 1 - group["betas"][1] ** state["variance_steps"]
-    return (state["exp_avg_sq"].sqrt() / correction**0.5).add_(group["eps"])  # type: ignore[no-any-return]
-
-
-def step_size(state: State, group: Options) -> float:
-    return float(group["lr"]) / (1 - float(group["betas"][0]) ** int(state["step"]))
-
-
-def check_count(optimizer: str, name: str, value: int) -> None:
-    if not isinstance(value, int) or value < 1:
-        raise UsageError(f"{optimizer}: {name} is {value!r}, expected a whole number of at least 1")

@@ -12,12 +12,12 @@ from typing import Any, NoReturn, TypeVar
 import torch
 
 from psgc.errors import UsageError
-from psgc.torch.gradients.changes import Changes, held_dtype
+from psgc.torch.gradients.changes import Changes
 from psgc.torch.optimizers.refusals import refuse_foreign
 from psgc.torch.optimizers.wrapping import become, parameters_of
 from psgc.torch.plans.choice import Choice
 from psgc.torch.session import api
-from psgc.torch.tensors.held import one_way
+from psgc.torch.tensors.held import held_dtype, one_way
 from psgc.worker.session import Session
 
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)

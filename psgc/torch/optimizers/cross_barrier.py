@@ -7,7 +7,6 @@ Source: Peng et al. 2019 (ByteScheduler), section 3.4, and BytePS's ``cross_barr
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, TypeVar
 
@@ -20,10 +19,10 @@ from psgc.torch.gradients.exchange import GradientExchange
 from psgc.torch.gradients.forward_waits import ForwardWaits
 from psgc.torch.gradients.linearity import CodecAdvice
 from psgc.torch.gradients.unbarriered import UnbarrieredGradients
-from psgc.torch.optimizers.distributed import Distributed
-from psgc.torch.optimizers.partial_step import Options, bare_step, options_of, step_for
+from psgc.torch.optimizers.averaging import Distributed
+from psgc.torch.optimizers.partial_step import PartialSteps
 from psgc.torch.optimizers.refusals import refuse_foreign
-from psgc.torch.optimizers.wrapping import become, check_passes, names_of, parameter_spec, parameters_of
+from psgc.torch.optimizers.wrapping import become, check_count, check_passes, names_of, parameter_spec, parameters_of
 from psgc.torch.plans.choice import Given, chosen
 from psgc.torch.session import api
 from psgc.torch.tensors.broadcast import refuse_lbfgs
@@ -64,8 +63,7 @@ def CrossBarrier(  # noqa: N802 - BytePS's name
     if not isinstance(model, torch.nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(f"CrossBarrier(model, optimizer): got {type(model).__name__} and {type(optimizer).__name__}")
     check_passes(backward_passes_per_step)
-    if not isinstance(num_steps, int) or num_steps < 1:
-        raise UsageError(f"CrossBarrier: num_steps is {num_steps!r}, expected a whole number of at least 1")
+    check_count("CrossBarrier: num_steps", num_steps)
     session = api.current_session()
     choice = chosen(session, compression, "CrossBarrier")
     if choice.auto or session.config.profile:
@@ -76,7 +74,7 @@ def CrossBarrier(  # noqa: N802 - BytePS's name
     refuse_foreign(optimizer, names)
     choice.check({parameter: name for parameter, name in names.items() if parameter.requires_grad})
     amp.install()
-    crossing = _Crossing(model, optimizer, bare_step(type(optimizer)), num_steps)
+    crossing = _Crossing(model, optimizer, num_steps)
     specs = {p: parameter_spec(p, names[p], number) for number, _, p in parameters_of(optimizer) if p.requires_grad}
     for parameter, spec in specs.items():
         if not crossing.waits.owns(parameter):
@@ -85,7 +83,7 @@ def CrossBarrier(  # noqa: N802 - BytePS's name
             )
     number = api.next_number(session, "crossing")
     exchange: GradientExchange[GradientBucket] = GradientExchange(session, f"crossing{number}", choice, whole=True)
-    crossing.gradients = UnbarrieredGradients(exchange, backward_passes_per_step, specs, crossing.apply)
+    crossing.gradients = UnbarrieredGradients(exchange, backward_passes_per_step, specs, crossing.updates.apply)
     become(optimizer, CrossBarriered)._psgc_crossing = crossing
     return optimizer
 
@@ -97,17 +95,13 @@ def _own_names(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list
 
 
 class _Crossing:
-    """One optimizer's state between steps. It holds the optimizer weakly, which owns it."""
+    """One optimizer's state between steps. last: the number of the step that ends with all updates applied."""
 
     gradients: UnbarrieredGradients
 
-    def __init__(
-        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: Callable[[torch.optim.Optimizer], Any], num_steps: int
-    ) -> None:  # fmt: skip
-        self.waits = ForwardWaits(model, self.wait)
-        self._optimizer, self._step, self._last = weakref.ref(optimizer), step, num_steps
-        self._groups: dict[torch.Tensor, int] = {}
-        self._options: Options = ()
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, last: int) -> None:
+        self.waits, self.updates = ForwardWaits(model, self.wait), PartialSteps(optimizer)
+        self._last = last
         self._eager: list[torch.Tensor] = []  # parameters that no forward waits for
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -118,17 +112,9 @@ class _Crossing:
             gradients.declare_in(order)
             CodecAdvice().look(optimizer, lambda: gradients.exchange.layouts)
         gradients.wait()  # with the options of the last step
-        self._options = options_of(optimizer)
-        self._groups = {p: number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}
+        self.updates.keep_options()
         taken = gradients.take()
-        gradients.wait(self._eager)
-        if taken >= self._last:
-            gradients.wait()
-
-    def apply(self, parameters: Sequence[torch.Tensor], means: Sequence[torch.Tensor]) -> None:
-        optimizer = self._optimizer()
-        if optimizer is not None:
-            step_for(optimizer, self._step, self._groups, parameters, means, self._options)
+        gradients.wait(None if taken >= self._last else self._eager)
 
     def wait(self, parameters: Sequence[torch.Tensor] | None = None) -> None:
         """Apply the updates of these parameters that are under way; None: all."""

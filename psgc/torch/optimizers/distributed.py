@@ -1,34 +1,25 @@
-"""DistributedOptimizer: any torch optimizer whose gradients are averaged over the job before it applies them.
+"""DistributedOptimizer: any torch optimizer, with its gradients averaged over the job before it applies them, or by asynchronous training.
 
-Owns names, checks and the optimizer's methods, which ``adam`` also uses; ``gradients/in_backward.py`` synchronizes the gradients.
+Owns what it checks; ``averaging`` and ``asynchronous`` have the methods.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from collections.abc import Iterable
+from typing import TypeVar
 
 import torch
 
 from psgc.errors import UsageError
-from psgc.plan.model.plan import Plan
-from psgc.torch.ddp import amp
-from psgc.torch.ddp.told import add_optimizer, has_applied
-from psgc.torch.gradients.buckets import GradientBucket
-from psgc.torch.gradients.exchange import GradientExchange
-from psgc.torch.gradients.in_backward import BackwardGradients, Parameters
 from psgc.torch.gradients.linearity import CodecAdvice, learning_rates
-from psgc.torch.gradients.profiler import JobObserver
+from psgc.torch.optimizers.asynchronous import make_asynchronous
+from psgc.torch.optimizers.averaging import Distributed
 from psgc.torch.optimizers.refusals import refuse_foreign
-from psgc.torch.optimizers.wrapping import become, check_passes, names_of, parameter_spec, parameters_of
-from psgc.torch.plans.choice import Choice, Given, chosen, refuse_asynchronous, switched
+from psgc.torch.optimizers.wrapping import become, check_passes, names_of
+from psgc.torch.plans.choice import Given, chosen
 from psgc.torch.session import api
 from psgc.torch.tensors.broadcast import check_optimizer, refuse_lbfgs
-from psgc.torch.tensors.push_pull import push_pull_inplace
-from psgc.worker.session import Session
 
 logger = logging.getLogger(__name__)
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
@@ -76,8 +67,6 @@ def DistributedOptimizer(  # noqa: N802 - BytePS's and Horovod's name
     refuse_foreign(optimizer, names)
     choice.check(names)
     if session.config.async_mode:
-        from psgc.torch.optimizers.asynchronous import make_asynchronous
-
         refuse_lbfgs(optimizer, "asynchronous training")
         if residuals_follow_lr:
             raise UsageError("residuals_follow_lr: under PSGC_ASYNC=1 residuals are of weights, not of gradients; leave it out")
@@ -88,165 +77,3 @@ def DistributedOptimizer(  # noqa: N802 - BytePS's and Horovod's name
     distributed._psgc_gradients.advice = CodecAdvice()
     distributed._psgc_gradients.watch()
     return optimizer
-
-
-class Distributed(torch.optim.Optimizer):
-    """What DistributedOptimizer adds to an optimizer's class; first in its method resolution order."""
-
-    _psgc_gradients: BackwardGradients
-    _psgc_names: dict[torch.Tensor, str]
-    _psgc_synchronizes: bool
-
-    def _psgc_join(
-        self, session: Session, names: dict[torch.Tensor, str], choice: Choice, passes: int,
-        rates: Callable[[], tuple[float, ...]] | None = None, late: bool | None = None,
-    ) -> None:  # fmt: skip
-        """Become one of the session's optimizers. names: of parameters; those without one are called param.GROUP.INDEX."""
-        if session.config.async_mode:
-            refuse_asynchronous(type(self).__name__)
-        late = session.config.late_synchronization if late is None else late
-        amp.install()
-        number = api.next_number(session, "optimizer")
-        self._psgc_names = names
-        session.expect_names(f"{kind}.{name}" for kind in ("Gradient", "Parameter") for name in sorted(names.values()))
-        self._psgc_synchronizes = True
-        exchange: GradientExchange[GradientBucket] = GradientExchange(session, f"optimizer{number}", choice, rates)
-        self._psgc_gradients = BackwardGradients(exchange, passes, late, self._psgc_parameters)
-        add_optimizer(self._psgc_gradients)
-        if session.config.profile and number == 0:
-            if choice.auto:
-                raise UsageError(
-                    'PSGC_PROFILE times computation alone, which PSGC_PLAN=auto (compression="auto") does not leave alone; choose one'
-                )
-            exchange.observer = JobObserver(exchange, next(parameters_of(self))[2])
-        elif choice.auto:
-            from psgc.torch.auto.auto_plan import let_auto_choose  # which loads the planner
-
-            let_auto_choose(exchange, next(parameters_of(self))[2])
-
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Synchronize, unless that was done since the last backward, and apply. closure: the wrapped optimizer runs it, as often as it likes, and after
-        each run its gradients are synchronized; it returns the loss."""
-        if closure is None or self._psgc_gradients.exchange.last.begun:
-            self._psgc_complete()
-        result = self._psgc_apply(None if closure is None else self._psgc_synchronizing(closure))
-        self._psgc_gradients.end_step(has_applied(self))
-        return result
-
-    # torch wraps a step() that is not marked so to run the hooks registered on the optimizer: super().step() does that.
-    step.hooked = True  # type: ignore[attr-defined]
-
-    def _psgc_complete(self) -> None:
-        """Have every p.grad hold the mean."""
-        if self._psgc_synchronizes:
-            self._psgc_gradients.synchronize()
-        elif not self._psgc_gradients.synchronized:
-            raise UsageError("step() inside skip_synchronize(), but gradients were not synchronized since; call synchronize() first")
-
-    def _psgc_synchronizing(self, closure: Callable[..., Any]) -> Callable[..., Any]:
-        """The closure, after each run of which every p.grad holds the mean. LBFGS decides by the loss when to stop, so it gets the mean of that, too: the same
-        on all ranks, which so evaluate equally often."""
-
-        def evaluate(*args: Any, **kwargs: Any) -> Any:
-            with torch.enable_grad():
-                loss = closure(*args, **kwargs)
-            self._psgc_complete()
-            if isinstance(self, torch.optim.LBFGS):
-                mean = torch.as_tensor(loss).detach().to("cpu", torch.float64, copy=True).reshape(1)
-                return push_pull_inplace(mean, name=f"{self._psgc_gradients.exchange.name}.loss")[0]
-            return loss
-
-        return evaluate
-
-    def _psgc_apply(self, closure: Callable[[], Any] | None) -> Any:
-        """Apply the averaged gradients: the wrapped optimizer's own step. Returns what that does. closure: one that synchronizes."""
-        return super().step() if closure is None else super().step(closure)
-
-    def synchronize(self) -> None:
-        """Wait until every p.grad holds the mean over all ranks. Where it does already, as after backward, does nothing; where other tensors have been put
-        into p.grad since, averages these.
-
-        Raises UsageError after a backward that raised: zero_grad() is then to be called first."""
-        self._psgc_gradients.look_for_fresh()
-        self._psgc_gradients.synchronize()
-
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Inside, backwards add to this rank's own p.grad and nothing is sent. The next backward outside sends the sum, or step() does;
-        zero_grad() throws it away. Every rank must do the same."""
-        with self._psgc_gradients.backwards.holding():
-            yield
-
-    def replayed(self) -> None:
-        """Call it right after each ``replay()`` of a CUDA graph that captured a backward inside ``no_sync()``: p.grad, which the replay has written, is then
-        sent by ``synchronize()`` or ``step()``. Every rank must do the same. Raises UsageError if no backward was captured."""
-        self._psgc_gradients.replayed()
-
-    @contextmanager
-    def skip_synchronize(self) -> Iterator[None]:
-        """Inside, step() applies without synchronizing; call ``synchronize()`` before."""
-        self._psgc_synchronizes = False
-        try:
-            yield
-        finally:
-            self._psgc_synchronizes = True
-
-    def set_backward_passes_per_step(self, passes: int) -> None:
-        """Change how many backwards make a step, between two steps."""
-        check_passes(passes)
-        self._psgc_gradients.set_passes(passes)
-
-    def switch_plan(self, plan: str | os.PathLike[str] | Plan) -> None:
-        """From the next step on, gradients travel by this plan, its file (of which rank 0's is enough) or a codec's text; what codecs keep of the gradients
-        goes along, so that nothing is lost or applied twice. Call it on every rank between the same two steps: after step(), before the next
-        backward(). Where ``auto`` chose until now, it ends. Raises UsageError in the middle of a step and for a plan that cannot be run; CodecError."""
-        self._psgc_switch(switched(self._psgc_gradients.session, plan))
-
-    def _psgc_switch(self, choice: Choice) -> None:
-        choice.check(self._psgc_names)
-        self._psgc_gradients.switch(choice)
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """As torch's. Raises UsageError while gradients are under way. When they are synchronized, and step() did not follow, they were the script's to
-        use or to discard, as under DistributedDataParallel."""
-        self._psgc_gradients.forget()
-        super().zero_grad(set_to_none)
-        if not set_to_none:
-            self._psgc_gradients.gradients.note_zeros()
-
-    def discard(self) -> None:
-        """Do without the averaged gradients in p.grad, in place of step(): the same as ``zero_grad()``. What codecs have not sent of them stays in the
-        residuals, and comes with later steps."""
-        self.zero_grad()
-
-    def put_back(self) -> None:
-        """Put the averaged gradients in p.grad off, in place of step(): they go back into the residuals of codecs with error feedback, and come with
-        later steps; p.grad is cleared. Without error feedback this is ``discard()``. Call it on every rank, also on one whose backward raised. Raises
-        UsageError if no averaged gradients are there."""
-        if self._psgc_gradients.exchange.last.begun:
-            self._psgc_complete()
-        self._psgc_gradients.put_back()
-        self.zero_grad()
-
-    def residual_state_dict(self) -> dict[str, Any]:
-        """What codecs keep on this rank, and this rank's share of what they keep on the servers, by parameter name, to be saved with
-        torch.save: a file for each rank, beside the ``state_dict()`` that is the same on all. Call it between two steps, on every rank."""
-        return self._psgc_gradients.state()
-
-    def load_residual_state_dict(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Go on from ``residual_state_dict()``: this rank's own, or a list of all ranks' where the number of workers is another now. With
-        as many workers, the same codec and the same sizes of buckets and parts the job goes on bit for bit; else nothing is lost in the sum.
-        Call it on every rank, between two steps, after ``load_state_dict()``. Raises UsageError for what does not fit."""
-        self._psgc_gradients.go_on(states)
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's. Every rank must add the same; the parameters are declared at the next synchronization."""
-        super().add_param_group(param_group)
-        self._psgc_gradients.watch()
-
-    def _psgc_parameters(self) -> Parameters:
-        """Those that may be new, or require a gradient only now. Raises UsageError for those that something else averages."""
-        refuse_foreign(self, self._psgc_names)
-        for group, index, parameter in parameters_of(self):
-            if not self._psgc_gradients.knows(parameter):
-                yield parameter, parameter_spec(parameter, self._psgc_names.get(parameter, f"param.{group}.{index}"), group)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from psgc.torch.optimizers.adam import FrozenVarianceAdam, Parameters, check_count, decay, kept_by, step_size
+from psgc.torch.optimizers.adam import FrozenVarianceAdam, Parameters
+from psgc.torch.optimizers.adam_step import decay, kept_by, step_size
+from psgc.torch.optimizers.wrapping import check_count
 
 
 class OneBitAdam(FrozenVarianceAdam):
@@ -28,7 +30,7 @@ class OneBitAdam(FrozenVarianceAdam):
         weight_decay: float = 1e-2, *, warmup_steps: int, codec: str = "onebit", warmup_codec: str = "none",
         decoupled_weight_decay: bool = True, backward_passes_per_step: int = 1,
     ) -> None:  # fmt: skip
-        check_count("OneBitAdam", "warmup_steps", warmup_steps)
+        check_count("OneBitAdam: warmup_steps", warmup_steps)
         self._warmup_steps = warmup_steps
         super().__init__(
             params, lr, betas, eps, weight_decay, decoupled_weight_decay, codec, warmup_codec, backward_passes_per_step

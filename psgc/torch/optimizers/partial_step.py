@@ -5,6 +5,7 @@ Owns the check that this is the same as one step for all of them: an optimizer t
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -30,33 +31,48 @@ def bare_step(kind: type[torch.optim.Optimizer]) -> Callable[[torch.optim.Optimi
     return bare
 
 
-def step_for(
-    optimizer: torch.optim.Optimizer, step: Callable[[torch.optim.Optimizer], Any], groups: Mapping[torch.Tensor, int],
-    parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], options: Options,
-) -> None:  # fmt: skip
-    """Apply these gradients to these parameters. groups: each parameter's group; options: of each group. On return the optimizer's groups are what
-    they were, and p.grad, too. Raises UsageError for an optimizer whose step is more than a step of each parameter."""
-    everything = optimizer.param_groups
-    before = [dict(group) for group in everything]
-    grads = [parameter.grad for parameter in parameters]
-    counters = _counters(optimizer)
-    members: dict[int, list[torch.Tensor]] = {}
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        members.setdefault(groups[parameter], []).append(parameter)
-        parameter.grad = gradient
-    try:
-        for number, some in members.items():
-            everything[number].update(options[number], params=some)
-        optimizer.param_groups = [everything[number] for number in sorted(members)]
-        step(optimizer)
-        _refuse_wider(optimizer, everything, members, options, counters)
-    finally:
-        optimizer.param_groups = everything
-        for group, old in zip(everything, before, strict=True):
-            group.clear()
-            group.update(old)
-        for parameter, grad in zip(parameters, grads, strict=True):
-            parameter.grad = grad
+class PartialSteps:
+    """Steps of an optimizer, which is held weakly, for some of its parameters at a time. ``keep_options`` is called first."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer, self._step = weakref.ref(optimizer), bare_step(type(optimizer))
+        self._groups: dict[torch.Tensor, int] = {}  # each parameter's
+        self._options: Options = ()
+
+    def keep_options(self) -> None:
+        """From now on steps are taken with the optimizer's options as they are now."""
+        optimizer = self._optimizer()
+        assert optimizer is not None
+        self._options = options_of(optimizer)
+        self._groups = {p: number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}
+
+    def apply(self, parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
+        """Apply these gradients to these parameters, unless the optimizer is gone. On return its groups are what they were, and p.grad, too. Raises UsageError
+        for an optimizer whose step is more than a step of each parameter."""
+        optimizer = self._optimizer()
+        if optimizer is None:
+            return
+        everything, options = optimizer.param_groups, self._options
+        before = [dict(group) for group in everything]
+        grads = [parameter.grad for parameter in parameters]
+        counters = _counters(optimizer)
+        members: dict[int, list[torch.Tensor]] = {}
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            members.setdefault(self._groups[parameter], []).append(parameter)
+            parameter.grad = gradient
+        try:
+            for number, some in members.items():
+                everything[number].update(options[number], params=some)
+            optimizer.param_groups = [everything[number] for number in sorted(members)]
+            self._step(optimizer)
+            _refuse_wider(optimizer, everything, members, options, counters)
+        finally:
+            optimizer.param_groups = everything
+            for group, old in zip(everything, before, strict=True):
+                group.clear()
+                group.update(old)
+            for parameter, grad in zip(parameters, grads, strict=True):
+                parameter.grad = grad
 
 
 def _counters(optimizer: torch.optim.Optimizer) -> dict[str, Any]:

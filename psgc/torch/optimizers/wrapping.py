@@ -37,9 +37,13 @@ def parameter_spec(parameter: torch.Tensor, name: str, group: int) -> TensorSpec
     return spec_of(parameter, name, f"parameter {name!r}", group)
 
 
+def check_count(name: str, value: int) -> None:
+    if not isinstance(value, int) or value < 1:
+        raise UsageError(f"{name} is {value!r}, expected a whole number of at least 1")
+
+
 def check_passes(passes: int) -> None:
-    if not isinstance(passes, int) or passes < 1:
-        raise UsageError(f"backward_passes_per_step is {passes!r}, expected a whole number of at least 1")
+    check_count("backward_passes_per_step", passes)
 
 
 def names_of(

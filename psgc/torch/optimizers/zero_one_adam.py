@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
-from psgc.torch.optimizers.adam import FrozenVarianceAdam, Options, Parameters, check_count, decay, denominator_of, kept_by, step_size
+from psgc.torch.optimizers.adam import FrozenVarianceAdam, Parameters
+from psgc.torch.optimizers.adam_step import Options, decay, denominator_of, kept_by, step_size
+from psgc.torch.optimizers.wrapping import check_count
 from psgc.torch.state.saved import share_apart
 
 
@@ -35,7 +37,7 @@ class ZeroOneAdam(FrozenVarianceAdam):
             "variance_updates": variance_updates,
         }  # fmt: skip
         for name, value in counts.items():
-            check_count("ZeroOneAdam", name, value)
+            check_count(f"ZeroOneAdam: {name}", value)
         self._warmup_steps, self._variance_updates = warmup_steps, variance_updates
         self._local_growth, self._max_local_steps = local_growth, max_local_steps
         super().__init__(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -84,6 +84,21 @@ class Kept:
     layouts: list[KeptLayout] = field(default_factory=list)
 
 
+def among(kept: Kept, before: int, now: int) -> Kept:
+    """What one rank has kept among ``before`` workers, to go on among ``now``, of whom nobody else need go on.
+
+    A worker's residual e of W workers has the weight e / W in the mean, a server's residual f the weight f. So the rank that takes both along goes on from
+    e W' / W + f W' among W' workers: the sum of all steps stays what it was. What a rank keeps that does not go on is lost, as an error of one step is."""
+    tensors: Memories = {}
+    for name in kept.tensors.keys() | kept.servers.keys():
+        own, share = kept.tensors.get(name, TensorMemory()).residual, kept.servers.get(name)
+        parts = [] if own is None else [own * np.float32(now / before)]
+        total: F32 = np.asarray(sum(parts if share is None else [*parts, share * np.float32(now)]), np.float32)
+        if total.any():
+            tensors[name] = TensorMemory(total)
+    return Kept(tensors)
+
+
 class Residuals:
     """Of the layouts of one optimizer that share a set of tensor names."""
 
@@ -92,7 +107,8 @@ class Residuals:
         self._layouts: list[tuple[Layout, Declaration, bool]] = []  # and whether the buckets are a plan's
         self._replaced: list[Layout] = []  # until every rank has declared another
         self._waiting = Kept()  # for tensors that are in no layout yet
-        self._loading = False  # a state has been loaded, or a layout given up, on all ranks: they take it up together
+        # A state has been loaded, or a layout given up, on all ranks, which take it up together; or this rank alone goes on from another session's.
+        self._loading: Literal["", "together", "alone"] = ""
 
     def declarations(self, default: Declaration, name: Callable[[], str]) -> Iterator[tuple[Declaration, tuple[int, ...]]]:
         """What to declare, one after the other, for the tensors of ``default``, each with its tensors' indices among them: layouts as
@@ -139,7 +155,7 @@ class Residuals:
         if same is not None:
             memory.exact = same.exact
         waiting.layouts = [kept for kept in waiting.layouts if not kept.names <= names]
-        self._session.remember(layout, memory)
+        self._session.remember(layout, memory, alone=self._loading == "alone")
 
     def collect(self, dropped: bool, forgotten: bool = False) -> Kept:
         """What is kept now. dropped: the trainer did not apply the last step's result. forgotten: the next step would have forgotten residuals and
@@ -162,7 +178,12 @@ class Residuals:
         """Resume from this state; tensors that are not in it begin without one. Existing layouts are dropped, and their tensors are
         declared anew. Every rank must call it."""
         self._replaced += [layout for layout, _, _ in self._layouts]
-        self._waiting, self._layouts, self._loading = kept, [], True
+        self._waiting, self._layouts, self._loading = kept, [], "together"
+
+    def bring(self, kept: Kept) -> None:
+        """Go on from this state, which has nothing of servers', before any layout is declared. Other ranks need not."""
+        if kept.tensors:
+            self._waiting, self._loading = kept, "alone"
 
     def replace(self, dropped: bool = False) -> None:
         """Drop the layouts; their tensors' states are kept for the layout that is declared next. Every rank must call it. dropped: as of ``collect``."""

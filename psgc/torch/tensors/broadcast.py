@@ -22,6 +22,7 @@ from psgc.torch.tensors import plain
 from psgc.torch.tensors.buffers import TORCH_DTYPES, TensorsBuffer
 from psgc.torch.tensors.declaring import declaration, spec_of
 from psgc.torch.tensors.plain import TensorPlace
+from psgc.torch.tensors.rank_table import RankTable
 from psgc.torch.tensors.sent import TensorExchange
 from psgc.worker.session import ROOT_OF, Session
 
@@ -184,13 +185,9 @@ def _agree_on_root(session: Session, name: str, root_rank: int, call: str) -> No
     calls[name] += 1
     if calls[name] == 1 or session.size == 1 or session.config.wire == "pslite":
         return
-    roots = torch.zeros(session.size, dtype=torch.int32)
-    roots[session.rank] = root_rank
-    spec = TensorSpec("roots", (session.size,), "int32")
-    buffer = TensorsBuffer([spec.shape], torch.int32)
-    buffer.bind([roots])
-    session.wait([session.submit_named(Declaration(f"{ROOT_OF}{name}", "adhoc", (spec,), "none", mean=False), buffer)])
-    first, *others = roots.tolist()
+    table = RankTable(session, f"{ROOT_OF}{name}", 1)
+    table.send(root_rank)
+    first, *others = (int(root) for (root,) in table.rows())
     for rank, root in enumerate(others, 1):
         if root != first:
             raise UsageError(f"{call}: root_rank on rank 0 is {first}, on rank {rank} it is {root}; every rank must name the same")

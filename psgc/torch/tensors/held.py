@@ -28,6 +28,12 @@ from psgc.worker.residuals.residual import LayoutMemory
 from psgc.worker.session import Session
 
 PULLED: Final = "none"  # values travel back uncompressed
+WEIGHTS: Final = {
+    torch.float32: torch.float32,
+    torch.bfloat16: torch.float32,
+    torch.float16: torch.float32,
+    torch.float64: torch.float64,
+}  # what parameters are held as
 _made: weakref.WeakKeyDictionary[Session, set[str]] = weakref.WeakKeyDictionary()
 
 
@@ -41,6 +47,15 @@ def one_way(codec: str) -> str:
             f"'int8' or 'topk:k=0.01'"
         )
     return push if push == PULLED else f"{push}/{PULLED}"
+
+
+def held_dtype(parameter: torch.Tensor, name: str) -> torch.dtype:
+    """What servers hold a parameter as. Raises UsageError for dtypes that are no floats."""
+    spec_of(parameter, name, f"parameter {name!r}")
+    dtype = WEIGHTS.get(parameter.dtype)
+    if dtype is None:
+        raise UsageError(f"parameter {name!r} is {parameter.dtype}: asynchronous training holds float parameters only")
+    return dtype
 
 
 @dataclass(slots=True)

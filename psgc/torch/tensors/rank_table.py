@@ -1,4 +1,4 @@
-"""A table by which ranks tell each other figures: a row of each. It travels while the next step is taken, so nobody waits for it."""
+"""A table by which ranks tell each other figures: a row of each. It travels as a named tensor; a rank may do other work until it looks at the rows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psgc.layout import Declaration, TensorSpec
-from psgc.plan.model.plan import UNCOMPRESSED
 from psgc.worker.session import Session, Ticket
 
 
@@ -21,7 +20,7 @@ class RankTable:
         self._session = session
         self._flat = np.zeros(session.size * columns, np.float64)
         self._rows = self._flat.reshape(session.size, columns)
-        self._declaration = Declaration(name, "adhoc", (TensorSpec("figures", self._flat.shape, "float64"),), UNCOMPRESSED, mean=False)
+        self._declaration = Declaration(name, "adhoc", (TensorSpec("figures", self._flat.shape, "float64"),), "none", mean=False)
         self._ticket: Ticket | None = None
 
     def send(self, *row: float) -> None:
