@@ -17,7 +17,6 @@ from collections.abc import Mapping
 import torch
 
 from psgc.errors import UsageError
-from psgc.layout import TensorSpec
 from psgc.torch.ddp.completions import Arrival, Completer, InOrder
 from psgc.torch.ddp.parameters import ModelParameters, NextBackward
 from psgc.torch.ddp.told import add_model
@@ -68,9 +67,6 @@ class DdpGradients(FrontEnd[FilledBucket]):
         if not exchange.last.begun:
             self._begin()
         self._next.watch(arrival.parameters)
-        for parameter, gradient in arrival.pairs():
-            exchange.observer.ready(self.parameters.name(parameter), gradient)
-            self.gradient_bytes += gradient.numel() * gradient.element_size()
         self._held.append(arrival)
         if not exchange.declared and arrival.last:
             self._declare()
@@ -90,23 +86,17 @@ class DdpGradients(FrontEnd[FilledBucket]):
 
     def _declare(self) -> None:
         """All gradients have come: declare them, in the order in which they came, and wait until every rank has declared them."""
-        names = self.parameters.names
-        found = {
-            self.parameters.index(parameter): (parameter, gradient) for arrival in self._held for parameter, gradient in arrival.pairs()
-        }
-        specs: dict[int, TensorSpec] = {i: spec_of(gradient, names[i], f"gradient of {names[i]!r}") for i, (_, gradient) in found.items()}
-        missing = [name for index, name in enumerate(names) if index not in found]
-        if missing:
-            raise UsageError(
-                f"DDP did not reduce the gradient of {missing[0]!r} in the first step; freeze parameters before DDP wraps the model"
-            )
-        exchange, everything = self.exchange, range(len(names))
-        exchange.specs = tuple(specs[index] for index in everything)
+        names, exchange = self.parameters.names, self.exchange
+        found = {self.parameters.index(each[0]): each for arrival in self._held for each in arrival.pairs()}
+        for index, name in enumerate(names):
+            if index not in found:
+                raise UsageError(
+                    f"DDP did not reduce the gradient of {name!r} in the first step; freeze parameters before DDP wraps the model"
+                )
+        exchange.specs = tuple(spec_of(found[index][1], name, f"gradient of {name!r}") for index, name in enumerate(names))
         used = [index for index, pair in found.items() if takes_part(*pair)]
-        exchange.declare(
-            lambda made: FilledBucket.all_of(made.layout, made.on_gpu), exchange.specs, [found[index][0] for index in everything],
-            tuple(found), used,
-        )  # fmt: skip
+        parameters = [found[index][0] for index in range(len(names))]
+        exchange.declare(lambda made: FilledBucket.all_of(made.layout, made.on_gpu), exchange.specs, parameters, tuple(found), used)
         self._bucket_of = {index: bucket for bucket in exchange.buckets for index in bucket.bucket.tensors}
 
     def _place(self, arrival: Arrival) -> None:
@@ -121,6 +111,8 @@ class DdpGradients(FrontEnd[FilledBucket]):
                 raise UsageError(
                     f"DDP reduced the gradient of {self.parameters.names[index]!r} twice in a step: did a backward end with an error?"
                 )
+            self.exchange.observer.ready(self.parameters.names[index], gradient)
+            self.gradient_bytes += gradient.numel() * gradient.element_size()
             bucket.put(index, gradient, takes_part(parameter, gradient))
             touched[bucket] = None
         for bucket in touched:

@@ -47,9 +47,6 @@ class ModelParameters:
             )
         return self._indices[id(parameter)]
 
-    def name(self, parameter: torch.Tensor) -> str:
-        return self.names[self.index(parameter)]
-
 
 class NextBackward:
     """adds_up: whether the backward after the last result adds to it, in any gradient: it may begin with one that the last backward did not reach. None: not
