@@ -107,12 +107,7 @@ class ClusterSession(SessionWithOutcome):
         self, layout: Layout, bucket: int, buffer: BucketBuffer, *, skip: bool = False, previous_skipped: int = 0,
         rescale: float = 1.0,
     ) -> Ticket:  # fmt: skip
-        self.check()
-        ticket = self.outcome.board.issue()
-        if self.figures is not None:
-            self.figures.submitted(time.monotonic())
-        if self.trace is not None:
-            self.trace.submitted(layout, bucket)
+        ticket = self.issue(layout, bucket)
         self._executor.submit(layout, bucket, Submission(buffer, ticket, skip, previous_skipped, rescale))
         return ticket
 
@@ -273,17 +268,7 @@ class ClusterSession(SessionWithOutcome):
                 )
                 self._names[declaration.name] = declaration
                 return
-        if (known.tensors, known.codec, known.mean, known.root, known.kind, known.buckets, known.rule) != (
-            declaration.tensors, declaration.codec, declaration.mean, declaration.root, declaration.kind, declaration.buckets, declaration.rule,
-        ):  # fmt: skip
-            raise UsageError(
-                f"{declaration.name!r} was declared before as {_described(known)}, now as {_described(declaration)}; use another name"
-            )
-
-
-def _described(declaration: Declaration) -> str:
-    tensors = ", ".join(f"{t.dtype}{list(t.shape)}" for t in declaration.tensors[:3])
-    return f"{declaration.kind} of {tensors}{' ...' if len(declaration.tensors) > 3 else ''} with codec {declaration.codec}"
+        declaration.check_same(known)
 
 
 def pool_threads(config: Config) -> int:

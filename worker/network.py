@@ -131,15 +131,19 @@ class Network(threading.Thread):
 
     def ask_turn(self, key: int) -> None:
         """Have ``Steps.turn`` called when the key's next step has its turn; from now on it counts as submitted."""
-        self.mailbox.put(self._ask_turn, key)
+        self._ask(self._coordinator.requests.ask_turn, key)
 
     def publish(self, name: str, value: bytes) -> None:
         """Have the scheduler keep a value for whoever looks it up."""
-        self.mailbox.put(self._publish, name, value)
+        self._ask(self._coordinator.requests.publish, name, value)
 
     def look_up(self, name: str, then: Callable[[bytes], None]) -> None:
         """Call ``then`` in the network thread with a published value once it is there; never if the job fails before."""
-        self.mailbox.put(self._look_up, name, then)
+        self._ask(self._coordinator.requests.look_up, name, then)
+
+    def _ask(self, call: Callable[..., None], *args: Any) -> None:
+        """Call it in this thread, unless the job has failed."""
+        self.mailbox.put(lambda: None if self.outcome.failed else call(*args))
 
     def close(self) -> None:
         self.mailbox.put(self._close)
@@ -346,18 +350,6 @@ class Network(threading.Thread):
             self._coordinator.requests.barrier(number, passed, layout)
         else:
             passed.set()
-
-    def _ask_turn(self, key: int) -> None:
-        if not self.outcome.failed:
-            self._coordinator.requests.ask_turn(key)
-
-    def _publish(self, name: str, value: bytes) -> None:
-        if not self.outcome.failed:
-            self._coordinator.requests.publish(name, value)
-
-    def _look_up(self, name: str, then: Callable[[bytes], None]) -> None:
-        if not self.outcome.failed:
-            self._coordinator.requests.look_up(name, then)
 
     def _close(self) -> None:
         if self._closing_since is None:

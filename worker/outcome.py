@@ -7,12 +7,14 @@ whichever end comes first.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable
 from typing import cast
 
 from psgc.config import Config
 from psgc.diagnostics.report import Launcher
 from psgc.errors import JobFailed, PsgcError, UsageError
+from psgc.layout import Layout
 from psgc.processes.checkpoints import SAVES
 from psgc.worker.session import Session, Ticket
 from psgc.worker.tickets import StepTicket, TicketBoard
@@ -76,6 +78,15 @@ class SessionWithOutcome(Session):
     def __init__(self, config: Config) -> None:
         self.config = config
         self.outcome = Outcome(config)
+
+    def issue(self, layout: Layout, bucket: int) -> StepTicket:
+        """The ticket of a bucket's step, which is submitted now."""
+        self.check()
+        if self.figures is not None:
+            self.figures.submitted(time.monotonic())
+        if self.trace is not None:
+            self.trace.submitted(layout, bucket)
+        return self.outcome.board.issue()
 
     def wait(self, tickets: Iterable[Ticket]) -> None:
         self.outcome.board.wait(cast("Iterable[StepTicket]", tickets))

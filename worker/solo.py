@@ -56,8 +56,7 @@ class SoloSession(SessionWithOutcome):
                 layout = build_layout(declaration, layout_id=len(self._declared), servers=1, workers=1, used_by_all=used)
                 self._declared[declaration.name] = (declaration, layout)
                 return layout
-        if _fixed(known[0]) != _fixed(declaration):
-            raise UsageError(f"{declaration.name!r} was declared before with other tensors, codec or root; use another name")
+        declaration.check_same(known[0])
         return known[1]
 
     def submit(
@@ -142,8 +141,3 @@ class SoloSession(SessionWithOutcome):
         first = first_nonfinite(array, members.dtype)
         if first is not None:
             raise NonFiniteError(f"tensor {layout.tensor_at(members, first)!r} on rank 0 holds NaN or infinity (PSGC_NONFINITE=raise)")
-
-
-def _fixed(declaration: Declaration) -> tuple[object, ...]:
-    """What must stay the same when a name is declared again."""
-    return declaration.kind, declaration.tensors, declaration.codec, declaration.mean, declaration.root, declaration.buckets

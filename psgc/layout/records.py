@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any, Final, Literal, get_args
 
 from psgc.codecs import BucketContext, Scheme, parse_scheme
-from psgc.errors import PsgcError, RemoteProtocolError
+from psgc.errors import PsgcError, RemoteProtocolError, UsageError
 from psgc.program.order import Turn, order_of
 from psgc.wire.messages import LEFT_OUT_IF_EMPTY, ErrorCode, decode_json, parse_record
 
@@ -126,6 +126,20 @@ class Declaration:
         body = self.to_json()
         agreed = {name: value for name, value in body.items() if name not in OF_EACH_RANK}
         return hashlib.sha256(json.dumps(agreed, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+    def check_same(self, earlier: Declaration) -> None:
+        """Raise UsageError unless this is the ``earlier`` one of the same name again, in whatever order its tensors become ready now."""
+        if self._fixed != earlier._fixed:
+            raise UsageError(f"{self.name!r} was declared before as {earlier._described}, now as {self._described}; use another name")
+
+    @property
+    def _fixed(self) -> tuple[object, ...]:
+        return self.kind, self.tensors, self.codec, self.mean, self.root, self.buckets, self.rule
+
+    @property
+    def _described(self) -> str:
+        tensors = ", ".join(f"{t.dtype}{list(t.shape)}" for t in self.tensors[:3])
+        return f"{self.kind} of {tensors}{' ...' if len(self.tensors) > 3 else ''} with codec {self.codec}"
 
     @property
     def unused(self) -> tuple[int, ...]:

@@ -72,7 +72,7 @@ def test_a_device_gives_the_cpus_bytes_and_nothing_races(codec: str) -> None:
         there = Bucket(layout, runtime)
         assert same(played(there, shapes, getattr(torch, dtype)), wanted)
         assert runtime.races.found == [] and runtime.races.uses > 100
-        assert there.buffer._staging is None, "gradients were copied to the host"
+        assert there.buffer._host._memory is None, "gradients were copied to the host"
         engines.use()
 
 
@@ -84,7 +84,7 @@ def test_gradients_are_offloaded_where_a_plan_or_a_missing_kernel_says_so_and_no
         use_recorded(runtime)
         there = Bucket(layout, runtime, where)  # type: ignore[arg-type]
         assert same(played(there, SHAPES, torch.bfloat16), wanted)
-        assert runtime.races.found == [] and there.buffer._staging is not None
+        assert runtime.races.found == [] and there.buffer._host._memory is not None
         engines.use()
 
 

@@ -159,9 +159,9 @@ def copied_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sizes: list[int] = []
     real = Engine._copied_down
 
-    def copied_down(engine: Any, ring: Any, sources: Any, starts: Any) -> Any:
-        sizes.extend(source.numel() for source in sources)
-        return real(engine, ring, sources, starts)
+    def copied_down(engine: Any, pieces: Any) -> Any:
+        sizes.extend(piece.source.numel() for piece in pieces)
+        return real(engine, pieces)
 
     monkeypatch.setattr(Engine, "_copied_down", copied_down)
     return sizes

@@ -36,7 +36,7 @@ def test_rounds_run_on_the_device_and_nothing_races(codec: str) -> None:
         there = Bucket(layout, runtime)
         assert same(played(there, SHAPES, getattr(torch, dtype)), wanted)
         assert runtime.races.found == [] and runtime.races.uses > 100
-        assert there.buffer._staging is None, "gradients were copied to the host"
+        assert there.buffer._host._memory is None, "gradients were copied to the host"
         engines.use()
 
 

@@ -66,11 +66,7 @@ class Declared:
         with self._lock:
             known = self._declared.get(declaration.name)
             if known is not None:
-                before = known[0]
-                if (before.tensors, before.codec, before.mean, before.root, before.kind) != (
-                    declaration.tensors, declaration.codec, declaration.mean, declaration.root, declaration.kind,
-                ):  # fmt: skip
-                    raise UsageError(f"{declaration.name!r} was declared before with other tensors, codec or root; use another name")
+                declaration.check_same(known[0])
                 return known[1]
             compression = Compression("none" if declaration.kind == "broadcast" else declaration.codec, self._seed)
             layout, places = self.numbering.layout(declaration, len(self._declared), self._size)

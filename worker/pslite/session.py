@@ -94,10 +94,7 @@ class PsLiteSession(SessionWithOutcome):
         self, layout: Layout, bucket: int, buffer: BucketBuffer, *, skip: bool = False, previous_skipped: int = 0,
         rescale: float = 1.0,
     ) -> Ticket:  # fmt: skip
-        self.check()
-        ticket = self.outcome.board.issue()
-        if self.figures is not None:
-            self.figures.submitted(time.monotonic())
+        ticket = self.issue(layout, bucket)
         self._waits.add(ticket, f"the sum of tensor {layout.tensor_at(layout.buckets[bucket], 0)!r}")
         work = self._declared.work(layout, layout.buckets[bucket])
         self._executor.submit(work.layout, work.bucket.index, Submission(buffer, ticket, skip))

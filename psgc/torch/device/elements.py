@@ -105,7 +105,7 @@ class DeviceElements:
         self._copy_down(sent, out, then)
 
     def _copy_down(self, sent: Sent, out: Bytes, then: EncodedThen) -> None:
-        self._engine.download(coming(sent, out, then), self._engine.compute.record())
+        self._engine.download([coming(sent, out, then)], self._engine.compute.record())
 
     def _enqueue(
         self, sent: Sent, scratch_bytes: int, work: Callable[[torch.Tensor], None], reads: list[torch.Tensor], writes: list[torch.Tensor]
@@ -202,7 +202,7 @@ class DeviceElements:
             sent = payload.sent
             thens = last if number == len(payloads) else _nothing
             told.append(Coming(sent.memory[:STATUS_BYTES], take, thens, partial(setattr, sent, "copied")))
-        self._engine.download_all(told, self._engine.compute.record())
+        self._engine.download(told, self._engine.compute.record())
 
     def fold(self, slot: int, lo: int, hi: int, payloads: Sequence[Bytes | DevicePayload]) -> None:
         codec, acc = self._codec(slot), self._elements()[lo:hi]
@@ -277,7 +277,7 @@ class DeviceElements:
             faults.extend([] if fault is None else [fault])
             done.set()
 
-        copied = engine.download(Coming(source, take, then), engine.compute.record())
+        copied = engine.download([Coming(source, take, then)], engine.compute.record())
         done.wait()
         engine.compute.wait(copied)
         if faults:

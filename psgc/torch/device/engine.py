@@ -12,7 +12,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -40,6 +41,19 @@ class _Incoming:
 
     memory: torch.Tensor | None = None
     free: Event | None = None
+
+
+class _Piece(NamedTuple):
+    """Of what is copied down. first: its first byte in the whole; start: where it lies in its slot; last: no further one follows."""
+
+    coming: Coming
+    source: torch.Tensor
+    first: int
+    start: int
+    last: bool
+
+    def place(self, slot: Slot) -> torch.Tensor:
+        return slot.memory[self.start : self.start + self.source.numel()]
 
 
 class Engine:
@@ -89,40 +103,33 @@ class Engine:
         with device_faults(self.name):
             return self.runtime.empty(numel, dtype)
 
-    def download(self, coming: Coming, ready: Event) -> Event:
-        """Copy device bytes to the host once ``ready``, in pieces as large as a slot. Returns an event after which the source may be written. Called in a pool
-        thread: waits for free slots."""
-        ring, total = self._rings[0], coming.source.numel()
+    def download(self, coming: Sequence[Coming], ready: Event) -> Event:
+        """Copy device bytes to the host once ``ready``: of one source in pieces as large as a slot; of several, which fit into a slot together, at once, with
+        one event. Returns an event after which the sources may be written. Called in a pool thread: waits for free slots."""
         failed: list[DeviceError] = []
         with device_faults(self.name):
             self.down.wait(ready)
-            for first in range(0, total, ring.slot_bytes):
-                count = min(ring.slot_bytes, total - first)
-                slot, event = self._copied_down(ring, [coming.source[first : first + count]], [0])
-                last = first + count == total
-                if last:
-                    coming.noted(event)
-                self._completions.when(event, self._arrived(ring, slot, first, count, coming.take, coming.then if last else None, failed))
+            for pieces in self._pieces(coming):
+                slot, event = self._copied_down(pieces)
+                for piece in pieces:
+                    if piece.last:
+                        piece.coming.noted(event)
+                self._completions.when(event, partial(self._arrived, slot, pieces, failed))
         return event
 
-    def download_all(self, coming: Sequence[Coming], ready: Event) -> None:
-        """``download`` of one source, or of several that fit into a slot together: they share it, and an event."""
-        if len(coming) == 1:
-            self.download(coming[0], ready)
-            return
-        ring, sources = self._rings[0], [each.source for each in coming]
-        starts, _ = _placed([source.numel() for source in sources])
-        with device_faults(self.name):
-            self.down.wait(ready)
-            slot, event = self._copied_down(ring, sources, starts)
-        for each in coming:
-            each.noted(event)
-        self._completions.when(event, self._all_arrived(ring, slot, starts, coming))
+    def _pieces(self, coming: Sequence[Coming]) -> list[list[_Piece]]:
+        """Slot by slot."""
+        if len(coming) > 1:
+            starts, _ = _placed([each.source.numel() for each in coming])
+            return [[_Piece(each, each.source, 0, start, True) for each, start in zip(coming, starts, strict=True)]]
+        (one,), most = coming, self._rings[0].slot_bytes
+        total = one.source.numel()
+        return [[_Piece(one, one.source[first : first + most], first, 0, first + most >= total)] for first in range(0, total, most)]
 
-    def _copied_down(self, ring: Ring, sources: Sequence[torch.Tensor], starts: Sequence[int]) -> tuple[Slot, Event]:
-        """A slot that the sources are copied to, each to its start there; and when they are there."""
-        slot = ring.take()
-        places = [slot.memory[start : start + source.numel()] for start, source in zip(starts, sources, strict=True)]
+    def _copied_down(self, pieces: Sequence[_Piece]) -> tuple[Slot, Event]:
+        """A slot that the pieces are copied to, and when they are there."""
+        slot = self._rings[0].take()
+        places, sources = [piece.place(slot) for piece in pieces], [piece.source for piece in pieces]
 
         def copy() -> None:
             for place, source in zip(places, sources, strict=True):
@@ -132,38 +139,20 @@ class Engine:
             self.down.run(copy, sources, places)
             return slot, self.down.record()
         except BaseException:
-            ring.give_back(slot)
+            self._rings[0].give_back(slot)
             raise
 
-    def _all_arrived(self, ring: Ring, slot: Slot, starts: Sequence[int], coming: Sequence[Coming]) -> Callable[[DeviceError | None], None]:
-        def arrived(fault: DeviceError | None) -> None:
-            for start, each in zip(starts, coming, strict=True):
-                if fault is None:
-                    place = slot.memory[start : start + each.source.numel()]
-                    self.runtime.host_reads(place)
-                    each.take(0, place.numpy())
-            ring.give_back(slot)
-            for each in coming:
-                each.then(fault)
-
-        return arrived
-
-    def _arrived(
-        self, ring: Ring, slot: Slot, first: int, count: int, take: Callable[[int, Bytes], None],
-        then: Callable[[DeviceError | None], None] | None, failed: list[DeviceError],
-    ) -> Callable[[DeviceError | None], None]:  # fmt: skip
-        def arrived(fault: DeviceError | None) -> None:
-            if fault is None:
-                place = slot.memory[:count]
-                self.runtime.host_reads(place)
-                take(first, place.numpy())
-            else:
-                failed.append(fault)
-            ring.give_back(slot)
-            if then is not None:
-                then(failed[0] if failed else None)
-
-        return arrived
+    def _arrived(self, slot: Slot, pieces: Sequence[_Piece], failed: list[DeviceError], fault: DeviceError | None) -> None:
+        """failed: what has gone wrong with earlier pieces."""
+        for piece in pieces if fault is None else ():
+            place = piece.place(slot)
+            self.runtime.host_reads(place)
+            piece.coming.take(piece.first, place.numpy())
+        failed.extend([] if fault is None else [fault])
+        self._rings[0].give_back(slot)
+        for piece in pieces:
+            if piece.last:
+                piece.coming.then(failed[0] if failed else None)
 
     def upload(self, payload: Bytes, target: torch.Tensor) -> Event:
         """Copy host bytes to the device; on return they have been read. Returns the event at which they are there."""

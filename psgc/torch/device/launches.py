@@ -53,7 +53,7 @@ class Device(Protocol):
 
     def compute_on(self, work: Callable[[], object], reads: Sequence[torch.Tensor], writes: Sequence[torch.Tensor]) -> None: ...
 
-    def download_all(self, coming: Sequence[Coming], ready: Event) -> None: ...
+    def download(self, coming: Sequence[Coming], ready: Event) -> Event: ...
 
     def incoming(self, payloads: Sequence[Bytes]) -> AbstractContextManager[list[torch.Tensor]]: ...
 
@@ -151,7 +151,7 @@ class Launches(Together[Ready]):
                     [*(part.grad for part in parts), *kept],
                     [*(part.sent.memory for part in parts), scratch],
                 )
-            device.download_all([coming(part.sent, part.out, part.then) for part in parts], device.compute.record())
+            device.download([coming(part.sent, part.out, part.then) for part in parts], device.compute.record())
         except Exception as error:
             for part in parts:
                 part.then(fault_of(error, device.name))

@@ -7,32 +7,16 @@ buckets leave.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
-from torch.utils.weak import TensorWeakRef
 
 from psgc.errors import UsageError
 from psgc.layout import TensorSpec
+from psgc.torch.gradients.last_mean import LastMean, Noted
 from psgc.torch.gradients.layouts import Declared
 from psgc.torch.tensors.buffers import TensorsBuffer
 from psgc.torch.tensors.sent import SentBucket, buffer_of
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Noted:
-    """A p.grad as it was at one moment. tensor: itself, or a weak reference with which the trainer can free it."""
-
-    tensor: torch.Tensor | TensorWeakRef
-    version: int
-
-    def same(self, grad: torch.Tensor | None) -> bool:
-        """Whether ``grad`` is the same tensor, changed or not."""
-        return grad is not None and grad is (self.tensor() if isinstance(self.tensor, TensorWeakRef) else self.tensor)
-
-    def still(self, grad: torch.Tensor | None) -> bool:
-        """Whether it is the same tensor, and unchanged."""
-        return grad is not None and grad._version == self.version and self.same(grad)
 
 
 @dataclass(slots=True, eq=False)
@@ -41,8 +25,7 @@ class Gradient:
 
     passes: backwards that have added to it, ``backward`` the last of them. repeats: one backward has added to it several times.
     seen: p.grad when it was last looked at; None while it takes no part.
-    zero: p.grad as zero_grad(set_to_none=False) left it. mean: as the last synchronization, or the step on it, did, held weakly.
-    kept: a mean that p.grad made room for, to be added to the next one.
+    zero: p.grad as zero_grad(set_to_none=False) left it. mean: what the last step left in it.
     captured: p.grad as a backward that was captured in a CUDA graph made it, to which each replay writes.
     """
 
@@ -53,10 +36,12 @@ class Gradient:
     repeats: bool = False
     seen: Noted | None = None
     zero: Noted | None = None
-    mean: Noted | None = None
-    kept: torch.Tensor | None = None
     captured: torch.Tensor | None = None
     bucket: GradientBucket | None = None
+    mean: LastMean = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.mean = LastMean(self.parameter)
 
     def count_pass(self, most: int) -> int:
         """A backward has added to it. most: backwards that make a step. Returns how many have. Raises UsageError for one too many."""
@@ -90,7 +75,7 @@ class Gradient:
                     f"change gradients (clipping, for instance) after backward() has returned, under late synchronization after "
                     f"optimizer.synchronize()"
                 )
-        elif grad is None or (self.zero is not None and self.zero.still(grad)) or self.set_aside():
+        elif grad is None or (self.zero is not None and self.zero.still(grad)) or self.mean.set_aside():
             self.seen = None
         else:
             self.look(grad)
@@ -110,57 +95,19 @@ class Gradient:
         grad = self.parameter.grad
         self.zero = None if grad is None else Noted(grad, grad._version)
 
-    def note_mean(self) -> None:
-        """Remember p.grad as the mean that all ranks have."""
-        grad = self.parameter.grad
-        self.mean = None if grad is None else Noted(TensorWeakRef(grad), grad._version)
-
-    def note_step(self) -> None:
-        """The optimizer has stepped on the mean: the trainer's changes to it (clipping) are the same on all ranks, too."""
-        if self.still_mean:
-            self.note_mean()
-
-    @property
-    def still_mean(self) -> bool:
-        """Whether p.grad is the tensor of the last mean, changed or not."""
-        return self.mean is not None and self.mean.same(self.parameter.grad)
-
-    @property
-    def keeps_mean(self) -> bool:
-        """Whether p.grad has the last mean in it, as it was or changed (clipped, for instance), but not zeroed."""
-        grad = self.parameter.grad
-        return grad is not None and self.mean is not None and (self.mean.still(grad) or (self.mean.same(grad) and bool(grad.any())))
-
-    def set_aside(self) -> bool:
-        """Set p.grad aside if it is the unchanged mean of the last synchronization, so that backward adds to an empty one. True if it was set aside."""
-        grad = self.parameter.grad
-        if self.mean is None or not self.mean.still(grad):
-            return False
-        self.kept, self.parameter.grad, self.mean = grad, None, None
-        return True
-
-    @torch.no_grad()
-    def put_back(self) -> None:
-        """Add what was set aside to p.grad again."""
-        kept, self.kept, grad = self.kept, None, self.parameter.grad
-        if kept is not None and grad is not None:
-            self.parameter.grad = kept + grad if kept.requires_grad else kept.add_(grad)
-        elif kept is not None:
-            self.parameter.grad = kept
-            self.note_mean()
-
     def note_replay(self) -> None:
         """A graph has written the captured gradient anew, which no version tells of."""
-        self.parameter.grad, self.mean, self.zero, self.kept = self.captured, None, None, None
+        self.parameter.grad, self.zero = self.captured, None
+        self.mean.forget()
 
     @property
     def missed(self) -> bool:
         """Whether what looked like the mean of the last step, and was set aside, may be the gradient of a replay that nobody told of."""
-        return self.captured is not None and self.kept is self.captured and self.seen is None
+        return self.captured is not None and self.mean.aside is self.captured and self.seen is None
 
     def reset(self) -> None:
         self.passes, self.backward, self.seen = 0, -1, None
-        self.put_back()
+        self.mean.put_back()
 
 
 @dataclass(slots=True, eq=False)
@@ -216,8 +163,8 @@ class GradientBucket(SentBucket):
                 gradient.zero = None
                 if made is not None and gradient.parameter.requires_grad:
                     gradient.parameter.grad = made
-                gradient.put_back()
-                gradient.note_mean()
+                gradient.mean.put_back()
+                gradient.mean.note()
         self.reset()
 
     def reset(self) -> None:

@@ -108,17 +108,17 @@ class Followed:
     @property
     def keeps_mean(self) -> bool:
         """Whether some p.grad has the last mean in it."""
-        return any(gradient.keeps_mean for gradient in self._gradients)
+        return any(gradient.mean.is_kept for gradient in self._gradients)
 
     @property
     def set_anew(self) -> bool:
         """Whether there are gradients, and none of them is a tensor that the last mean came in."""
-        return any(gradient.parameter.grad is not None for gradient in self) and not any(gradient.still_mean for gradient in self)
+        return any(gradient.parameter.grad is not None for gradient in self) and not any(gradient.mean.is_there for gradient in self)
 
     def note_step(self) -> None:
         """An optimizer has stepped on the means."""
         for gradient in self._gradients:
-            gradient.note_step()
+            gradient.mean.note_step()
 
     def note_zeros(self) -> None:
         """zero_grad has left zeros instead of None."""
@@ -136,4 +136,4 @@ class Followed:
             if gradient.seen is not None and gradient.seen.same(gradient.parameter.grad):
                 raise UsageError(f"the backward before this one {LOST} before the next one")
         for gradient in self._gradients:
-            gradient.kept = None
+            gradient.mean.aside = None

@@ -53,7 +53,7 @@ class BackwardGradients(HookedFrontEnd):
         if not self.stays(gradient):
             with self._lock:
                 self.enter(gradient)
-                gradient.set_aside()
+                gradient.mean.set_aside()
 
     def stays(self, gradient: Gradient) -> bool:
         """Where this backward is captured in a graph, in which nothing is to be sent, it computes nothing yet, and is in no step."""

@@ -71,10 +71,13 @@ def as_array(tensor: torch.Tensor) -> Array:
 def copy_elements(source: torch.Tensor, target: torch.Tensor) -> None:
     """``target[...] = source`` between CPU tensors of one shape, in logical order, casting where the dtypes differ."""
     read, write = as_array(source), as_array(target)
+    if source.dtype == target.dtype:
+        np.copyto(write, read)
+        return
     bf16 = torch.bfloat16
-    if source.dtype == bf16 and target.dtype != bf16:
+    if source.dtype == bf16:
         read = np.left_shift(read, 16, dtype=np.uint32).view(np.float32)
-    if target.dtype == bf16 and source.dtype != bf16:
+    if target.dtype == bf16:
         read = _narrow(read)
     with np.errstate(over="ignore"):
         np.copyto(write, read, casting="unsafe")
@@ -195,6 +198,91 @@ def _places(flat: torch.Tensor, shapes: Iterable[tuple[int, ...]]) -> list[torch
     return places
 
 
+class _FlatOnHost:
+    """A bucket's elements, flat, on the host: a lone tensor itself, where it can be used ``in_place``; else memory that tensors of any device are copied to and
+    from, packed in logical order."""
+
+    def __init__(self, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self.in_place = False
+        self._shapes = shapes
+        self._memory: torch.Tensor | None = None
+        self._places: list[torch.Tensor] = []  # of each tensor in the memory
+
+    def load(self, bound: _Bound, stored: Mapping[torch.device, Event]) -> Array:
+        """The tensors' elements. stored: when the last step's results have left the memory. Waits for devices."""
+        tensors, engines = bound.tensors, bound.engines
+        lone = tensors[0] if len(tensors) == 1 else None
+        self.in_place = lone is not None and engine_of(lone) is None and lone.dtype == self.dtype and lone.is_contiguous()
+        if self.in_place:
+            assert lone is not None
+            return as_array(lone).reshape(-1)
+        memory = self._made(bound)
+        for each in engines.values():
+            each.runtime.received(self)
+        for event in stored.values():
+            event.synchronize()
+        copied: dict[torch.device, Engine] = {}
+        for tensor, place in zip(tensors, self._places, strict=True):
+            if tensor is None:
+                for each in engines.values():
+                    each.runtime.host_writes(place)
+                as_array(place).fill(0)
+            elif (engine := bound.engine_of(tensor)) is not None:
+                _from_device(engine, bound.events[tensor.device], tensor, place)
+                copied[tensor.device] = engine
+            else:
+                copy_elements(tensor, place)
+        for engine in copied.values():
+            with device_faults(engine.name):
+                engine.down.record().synchronize()
+            engine.runtime.host_reads(memory)
+        for engine in engines.values():
+            engine.runtime.handed(self)
+        return as_array(memory)
+
+    def unpack(self, bound: _Bound, targets: Sequence[torch.Tensor]) -> dict[torch.device, Event]:
+        """From the memory to the tensors. Returns, by device, the event after which they have been written."""
+        memory = self._made(bound)
+        copied: dict[torch.device, Engine] = {}
+        for target, place in zip(targets, self._places, strict=True):
+            engine = bound.engine_of(target)
+            if engine is None:
+                copy_elements(place, target)
+            else:
+                if target.device not in copied:
+                    engine.runtime.received(self)
+                    engine.runtime.host_writes(memory)
+                _to_device(engine, place, target)
+                copied[target.device] = engine
+        for engine in copied.values():
+            engine.runtime.handed(self)
+        return {device: engine.up.record() for device, engine in copied.items()}
+
+    def _made(self, bound: _Bound) -> torch.Tensor:
+        if self._memory is None:
+            numel = _numel(self._shapes)
+            engine = next(iter(bound.engines.values()), None)
+            if engine is None:
+                self._memory = torch.empty(numel, dtype=self.dtype)
+            else:
+                self._memory = engine.runtime.pinned(numel * self.dtype.itemsize).view(self.dtype)
+            self._places = _places(self._memory, self._shapes)
+        return self._memory
+
+
+def _from_device(engine: Engine, ready: Event, tensor: torch.Tensor, place: torch.Tensor) -> None:
+    with device_faults(engine.name):
+        engine.down.wait(ready)
+        engine.down.run(lambda: place.copy_(tensor.to(place.dtype), non_blocking=True), [tensor], [place])
+
+
+def _to_device(engine: Engine, place: torch.Tensor, target: torch.Tensor) -> None:
+    """``load`` has waited for what fills the target before the step."""
+    with device_faults(engine.name):
+        engine.up.run(lambda: target.copy_(place.to(target.device, non_blocking=True)), [place], [target])
+
+
 class TensorsBuffer(DeviceBuffer):
     """A bucket's tensors, laid out one after the other; the BucketBuffer that sessions see.
 
@@ -207,14 +295,12 @@ class TensorsBuffer(DeviceBuffer):
     """
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, where: Where = "cpu", late: bool = False) -> None:
-        self._shapes = tuple(shapes)
-        self._dtype, self._where, self._late = dtype, where, late
+        shapes = tuple(shapes)
+        self._where, self._late = where, late
         self._bound = _Bound()
         self._stored: dict[torch.device, Event] = {}  # after the last step's results have been written
-        self._staging: torch.Tensor | None = None
-        self._in_place = False
         self._there: tuple[Engine, str, DeviceElements] | None = None  # with the codec that it is of
-        self._flat = _FlatOnDevice(self._shapes)
+        self._host, self._flat = _FlatOnHost(shapes, dtype), _FlatOnDevice(shapes)
         self.skipped = False
         self.made: tuple[torch.Tensor | None, ...] = ()
 
@@ -256,7 +342,7 @@ class TensorsBuffer(DeviceBuffer):
                 raise UsageError(f"the plan has this bucket encoded on a GPU, but {lies}; plan with devices = ['cpu'], or another codec")
             return None
         self._there = engine, scheme.canonical, made
-        self._flat.wide = wanted or (isinstance(made, DecodedOnHost | EncodedOnHost) and self._dtype == torch.float32)
+        self._flat.wide = wanted or (isinstance(made, DecodedOnHost | EncodedOnHost) and self._host.dtype == torch.float32)
         return made
 
     def lying(self) -> DeviceElements | None:
@@ -276,42 +362,15 @@ class TensorsBuffer(DeviceBuffer):
         return self._flat.lay_out(self._there[0], self._bound)
 
     def load(self) -> Array:
-        tensors, engines = self._bound.tensors, self._bound.engines
-        lone = tensors[0] if len(tensors) == 1 else None
-        self._in_place = lone is not None and engine_of(lone) is None and lone.dtype == self._dtype and lone.is_contiguous()
-        if self._in_place:
-            assert lone is not None
-            return as_array(lone).reshape(-1)
-        staging = self._staged()
-        for each in engines.values():
-            each.runtime.received(self)
-        for event in self._stored.values():
-            event.synchronize()  # the last step's results have left the staging memory
-        copied: dict[torch.device, Engine] = {}
-        for tensor, place in zip(tensors, _places(staging, self._shapes), strict=True):
-            if tensor is None:
-                for each in engines.values():
-                    each.runtime.host_writes(place)
-                as_array(place).fill(0)
-            elif (engine := self._bound.engine_of(tensor)) is not None:
-                self._from_device(engine, tensor, place)
-                copied[tensor.device] = engine
-            else:
-                copy_elements(tensor, place)
-        for engine in copied.values():
-            with device_faults(engine.name):
-                engine.down.record().synchronize()
-            engine.runtime.host_reads(staging)
-        for engine in engines.values():
-            engine.runtime.handed(self)
-        return as_array(staging)
+        return self._host.load(self._bound, self._stored)
 
     def store(self, skipped: bool) -> None:
         self.skipped = skipped
         if not skipped and self._flat.elements is not None:
             self._unpack_there()
-        elif not skipped and not self._in_place:
-            self._unpack()
+        elif not skipped and not self._host.in_place:
+            self._make_missing(None)
+            self._stored = self._host.unpack(self._bound, self._targets())
         if skipped:
             self._stored = {}
         if not self._late:
@@ -354,44 +413,6 @@ class TensorsBuffer(DeviceBuffer):
     def _targets(self) -> list[torch.Tensor]:
         found = (made if tensor is None else tensor for tensor, made in zip(self._bound.tensors, self.made, strict=True))
         return [tensor for tensor in found if tensor is not None]
-
-    def _unpack(self) -> None:
-        self._make_missing(None)
-        staging = self._staged()
-        copied: dict[torch.device, Engine] = {}
-        for target, place in zip(self._targets(), _places(staging, self._shapes), strict=True):
-            engine = self._bound.engine_of(target)
-            if engine is None:
-                copy_elements(place, target)
-            else:
-                if target.device not in copied:
-                    engine.runtime.received(self)
-                    engine.runtime.host_writes(staging)
-                self._to_device(engine, place, target)
-                copied[target.device] = engine
-        for engine in copied.values():
-            engine.runtime.handed(self)
-        self._stored = {device: engine.up.record() for device, engine in copied.items()}
-
-    def _staged(self) -> torch.Tensor:
-        if self._staging is None:
-            numel = _numel(self._shapes)
-            engine = next(iter(self._bound.engines.values()), None)
-            if engine is None:
-                self._staging = torch.empty(numel, dtype=self._dtype)
-            else:
-                self._staging = engine.runtime.pinned(numel * self._dtype.itemsize).view(self._dtype)
-        return self._staging
-
-    def _from_device(self, engine: Engine, tensor: torch.Tensor, place: torch.Tensor) -> None:
-        with device_faults(engine.name):
-            engine.down.wait(self._bound.events[tensor.device])
-            engine.down.run(lambda: place.copy_(tensor.to(place.dtype), non_blocking=True), [tensor], [place])
-
-    def _to_device(self, engine: Engine, place: torch.Tensor, target: torch.Tensor) -> None:
-        """``load`` has waited for what fills the target before the step."""
-        with device_faults(engine.name):
-            engine.up.run(lambda: target.copy_(place.to(target.device, non_blocking=True)), [place], [target])
 
 
 def _elements_on(
