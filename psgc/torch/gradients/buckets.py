@@ -64,17 +64,13 @@ class Gradient:
             )
         self.seen, self.zero = Noted(grad, grad._version), None
 
-    def look_again(self, fixed: bool) -> None:
+    def look_again(self, fixed: bool, changed: str) -> None:
         """Just before the step is sent: let the gradient take part if p.grad holds a contribution of this rank. fixed: p.grad may already be
-        in flight, if a hook has seen it; then check that it was not changed."""
+        in flight, if a hook has seen it; UsageError with ``changed`` is then raised if it was changed."""
         grad = self.parameter.grad
         if fixed and self.passes:
             if self.seen is None or not self.seen.still(grad):
-                raise UsageError(
-                    f"gradient of {self.spec.name!r} was changed between backward and its synchronization, when it may be under way; "
-                    f"change gradients (clipping, for instance) after backward() has returned, under late synchronization after "
-                    f"optimizer.synchronize()"
-                )
+                raise UsageError(changed.format(name=self.spec.name))
         elif grad is None or (self.zero is not None and self.zero.still(grad)) or self.mean.set_aside():
             self.seen = None
         else:

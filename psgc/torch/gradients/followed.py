@@ -16,6 +16,10 @@ from psgc.layout import TensorSpec
 from psgc.torch.gradients.buckets import Gradient
 from psgc.torch.gradients.hooks import Follower, follow
 
+CHANGED: Final = (
+    "gradient of {name!r} was changed between backward and its synchronization, when it may be under way; change gradients (clipping, for instance) after "
+    "backward() has returned, under late synchronization after optimizer.synchronize()"
+)
 LOST: Final = "raised before it was over, so that gradients are incomplete; call optimizer.zero_grad()"
 
 
@@ -71,12 +75,12 @@ class Followed:
         ready, self._ready = self._ready, {}
         return tuple(dict.fromkeys([*(index - declared for index in ready), *by_hand]))
 
-    def look_again(self, late: bool) -> None:
+    def look_again(self, late: bool, changed: str = CHANGED) -> None:
         """The step is about to be sent: see who takes part. late: what hooks have seen may be under way. Raises UsageError for a gradient that was changed when
-        it may be, and for one of which nobody knows whether a graph has computed it."""
+        it may be (``changed``, with its name), and for one of which nobody knows whether a graph has computed it."""
         for gradient in self._gradients:
             left = gradient.bucket is not None and gradient.bucket.ticket is not None
-            gradient.look_again(fixed=left or late)
+            gradient.look_again(left or late, changed)
         missed = next((gradient.spec.name for gradient in self._gradients if gradient.missed), None)
         if missed is not None:
             raise UsageError(

@@ -28,9 +28,9 @@ from psgc.torch.state.residuals import Kept, check_sizes
 from psgc.worker.session import Session
 
 
-class FrontEnd(Generic[B]):
-    """See the module's text. A member of its session: see ``api.Member``. kinds: what states have of it, by ``saved``'s kinds: its own exchange, and others of
-    the same optimizer. advice: on its codec; None: none is given."""
+class FrontEnd(api.Member, Generic[B]):
+    """See the module's text. kinds: what states have of it, by ``saved``'s kinds: its own exchange, and others of the same optimizer. advice: on its codec;
+    None: none is given."""
 
     def __init__(self, exchange: GradientExchange[B], kind: str = saved.GRADIENTS) -> None:
         self.exchange = exchange
@@ -79,16 +79,13 @@ class FrontEnd(Generic[B]):
             self.advice.look(optimizer, lambda: self.exchange.layouts)
 
     def check_leaving(self) -> None:
-        """Raise UsageError where this front end cannot leave its session now."""
         self.exchange.refuse_leaving()
 
     def leave(self) -> None:
-        """The session ends: take along what codecs keep."""
         self.settle()
         self.exchange.leave()
 
     def rejoin(self, session: Session) -> None:
-        """Go on in another session: tensors are declared anew in the first step."""
         with self._lock:
             self.exchange.rejoin(session)
 

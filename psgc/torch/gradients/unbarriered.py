@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
 
 import torch
 
@@ -18,6 +19,11 @@ from psgc.torch.gradients.buckets import Gradient, GradientBucket
 from psgc.torch.gradients.exchange import GradientExchange
 from psgc.torch.gradients.front_end import HookedFrontEnd
 from psgc.torch.plans.fusing import buckets_in_order
+
+CHANGED: Final = (
+    "CrossBarrier: the gradient of {name!r} was changed between backward() and step(), when it is under way; clipping needs all gradients of a step at once: "
+    "use DistributedOptimizer for it"
+)
 
 
 class UnbarrieredGradients(HookedFrontEnd):
@@ -78,8 +84,7 @@ class UnbarrieredGradients(HookedFrontEnd):
         self.wait()
         exchange = self.exchange
         with self._lock:
-            for gradient in self.gradients:
-                self._check(gradient)
+            self.gradients.look_again(late=True, changed=CHANGED)
             exchange.begin()
             self._steps += 1
             exchange.submit_rest()
@@ -89,19 +94,6 @@ class UnbarrieredGradients(HookedFrontEnd):
             exchange.deliver()
             exchange.end_step()
         return self._steps
-
-    def _check(self, gradient: Gradient) -> None:
-        """Let a gradient take part that was set by hand. Raises UsageError for one that was changed after its hook ran."""
-        grad = gradient.parameter.grad
-        if not gradient.passes:
-            gradient.seen = None
-            if grad is not None:
-                gradient.look(grad)
-        elif gradient.seen is None or not gradient.seen.still(grad):
-            raise UsageError(
-                f"CrossBarrier: the gradient of {gradient.spec.name!r} was changed between backward() and step(), when it is under way; clipping "
-                f"needs all gradients of a step at once: use DistributedOptimizer for it"
-            )
 
     # who takes the mean
 

@@ -58,7 +58,7 @@ def names_of(
         not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) and isinstance(pair[1], torch.Tensor))
         for pair in pairs
     ):
-        raise UsageError("named_parameters: expected (name, parameter) pairs; pass model.namedparameters_of()")
+        raise UsageError("named_parameters: expected (name, parameter) pairs; pass model.named_parameters()")
     doubled = sorted(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
     if doubled:
         raise UsageError(f"named_parameters: {', '.join(map(repr, doubled[:3]))} named more than once; give each parameter its own name")

@@ -12,9 +12,10 @@ import logging
 import os
 import sys
 import weakref
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from psgc.config import Config
 from psgc.errors import UsageError
@@ -32,19 +33,21 @@ _suspended = False  # between suspend() and resume()
 _owner_pid = 0  # a forked child (a data loader's) inherits the session but must neither use nor end it
 
 
-class Member(Protocol):
-    """What goes on in another session: an optimizer's exchange."""
+class Member(ABC):
+    """What lives in a session, and may go on in another one: an optimizer's front end. It is held weakly."""
 
     @property
+    @abstractmethod
     def session(self) -> Session: ...
 
+    @abstractmethod
     def check_leaving(self) -> None:
-        """Raise UsageError where it cannot leave now."""
+        """Raise UsageError where it cannot leave its session now."""
 
-    def leave(self) -> None:
+    def leave(self) -> None:  # noqa: B027 - nothing is to be done for what never leaves
         """The session ends: take along what codecs keep."""
 
-    def rejoin(self, session: Session) -> None:
+    def rejoin(self, session: Session) -> None:  # noqa: B027
         """Go on in this session, perhaps with another number of workers."""
 
 
@@ -56,7 +59,7 @@ _before: list[Session] = []  # between suspend() and resume(), the session that 
 
 
 def add_member(member: Member) -> None:
-    """Have it called by suspend() and resume() from now on. It is held weakly."""
+    """Have it called by suspend() and resume() from now on."""
     _members.add(member)
 
 

@@ -83,7 +83,7 @@ class HeldBucket(SentBucket):
         return self.pulls
 
 
-class HeldTensors:
+class HeldTensors(api.Member):
     """Tensors that servers hold under ``name``, and update by ``rule`` whenever a rank pushes a change.
 
         counts = psgc.HeldTensors({"words": torch.zeros(1000, dtype=torch.int64)}, "counts")
@@ -102,7 +102,7 @@ class HeldTensors:
     def __init__(
         self, tensors: Mapping[str, torch.Tensor], name: str, rule: str = "add", compression: Any = None, *, memory: LayoutMemory | None = None
     ) -> None:  # fmt: skip
-        self.session = session = api.current_session()
+        self._session = session = api.current_session()
         config = session.config
         self.rule = UpdateRule.parse(rule)
         if config.wire == "pslite":
@@ -137,6 +137,10 @@ class HeldTensors:
                 self.values[key].copy_(tensor)
         self._exchange(pull=session.rank > 0)
 
+    @property
+    def session(self) -> Session:
+        return self._session
+
     def push_pull(self, changes: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Push a change of each tensor (of those that are left out, zeros), and wait for the values with it. Returns ``values``."""
         unknown = [key for key in changes if key not in self.values]
@@ -161,14 +165,14 @@ class HeldTensors:
 
     def remembered(self) -> LayoutMemory:
         """What this rank's codecs keep of the changes, between two pushes."""
-        return LayoutMemory() if self._layout is None else self.session.remembered(self._layout, dropped=False)
+        return LayoutMemory() if self._layout is None else self._session.remembered(self._layout, dropped=False)
 
     def _exchange(self, pull: bool) -> None:
         """Push what ``values`` holds, which must be changes now, or only ask for the values; wait until it holds the servers' values. Raises JobFailed."""
         for bucket in self.buckets:
             bucket.pulls = pull
-            bucket.send(self.session)
-        self.session.wait([bucket.ticket for bucket in self.buckets if bucket.ticket is not None])
+            bucket.send(self._session)
+        self._session.wait([bucket.ticket for bucket in self.buckets if bucket.ticket is not None])
 
     def _apply_here(self, changes: Mapping[str, torch.Tensor]) -> None:
         """In a job of one process, which has no servers."""
@@ -182,9 +186,3 @@ class HeldTensors:
     def check_leaving(self) -> None:
         """Raise UsageError: servers' values end with their job."""
         raise UsageError("suspend(): servers hold this job's weights, and end with it; save the model, and start a new job from it")
-
-    def leave(self) -> None:
-        """Never called."""
-
-    def rejoin(self, session: Session) -> None:
-        """Never called."""

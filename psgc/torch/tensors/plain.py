@@ -9,6 +9,7 @@ A value is a tag of one byte and what the tag says; lengths and counts are u64, 
 
 from __future__ import annotations
 
+import math
 import struct
 from collections import OrderedDict
 from collections.abc import Callable
@@ -171,7 +172,7 @@ class _Decoder:
     def _take_tensor(self) -> torch.Tensor:
         dtype = _dtype_of(bytes(self._take(self._take_count())))
         flags, shape = self._take(1)[0], self._take_shape()
-        data = np.frombuffer(bytearray(self._take(_numel(shape) * dtype.itemsize)), np.uint8)
+        data = np.frombuffer(bytearray(self._take(math.prod(shape) * dtype.itemsize)), np.uint8)
         flat = torch.from_numpy(data).view(dtype) if data.size else torch.empty(0, dtype=dtype)
         tensor = flat.reshape(shape)
         if flags & 2:
@@ -181,14 +182,7 @@ class _Decoder:
     def _take_array(self) -> Any:
         dtype = _numpy_dtype(bytes(self._take(self._take_count())))
         shape = self._take_shape()
-        return np.frombuffer(bytearray(self._take(_numel(shape) * dtype.itemsize)), dtype).reshape(shape)
-
-
-def _numel(shape: tuple[int, ...]) -> int:
-    count = 1
-    for extent in shape:
-        count *= extent
-    return count
+        return np.frombuffer(bytearray(self._take(math.prod(shape) * dtype.itemsize)), dtype).reshape(shape)
 
 
 def _int_bytes(value: int) -> bytes:
