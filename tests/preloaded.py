@@ -36,8 +36,11 @@ if TYPE_CHECKING:
     from multiprocessing.context import ForkServerProcess
 
 IMPORTED = (
-    "psgc.torch", "psgc.server.loop", "psgc.scheduler.loop", "psgc.codecs.none", "psgc.launch.job.bpslaunch", "psgc.launch.cli",
-    "torch._dynamo",  # which the first optimizer of a process imports
+    "psgc.torch", "psgc.server.loop", "psgc.scheduler.loop", "psgc.launch.job.bpslaunch", "psgc.launch.cli", "psgc.worker.cluster", "psgc.transport.tcp",
+    "psgc.transport.shm", "psgc.torch.gradients.auto", "psgc.torch.optimizers.asynchronous", "psgc.compat.byteps.torch",
+    *(f"psgc.codecs.{name}" for name in ("none", "momentum", "cast", "int8", "int4", "onebit", "topk", "powersgd", "shared")),
+    "torch._dynamo", "torch.profiler._cupti_monitor",  # which the first optimizer of a process imports
+    "sklearn.datasets", "pydantic.type_adapter", "typer._adapters", "encodings.idna",
     "tests.preloaded",
 )  # fmt: skip
 FIXED_BY_IMPORTS = ("NUMBA_", "OMP_", "PYTHON", "XDG_")  # settings that are read when a library is imported
