@@ -50,7 +50,7 @@ class DeviceBuffer(ABC):
         and the one after its last, of which a scheme with state keeps its state on the device."""
 
     @abstractmethod
-    def lying(self) -> DeviceBucket | None:
+    def located(self) -> DeviceBucket | None:
         """Where this step's elements lie, if that is one device, for a program that moves and adds them as they are: in their own dtype, float32 or shorter.
         The same object from step to step while they lie there."""
 

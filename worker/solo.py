@@ -18,7 +18,7 @@ from psgc.layout import Declaration, Layout, build_layout
 from psgc.worker.nonfinite import first_nonfinite
 from psgc.worker.outcome import SessionWithOutcome
 from psgc.worker.published import check_value
-from psgc.worker.residuals.owed import Owed
+from psgc.worker.residuals.inherited import Inherited
 from psgc.worker.residuals.residual import LayoutMemory, TensorMemory
 from psgc.worker.session import BucketBuffer, Ticket
 
@@ -45,7 +45,7 @@ class SoloSession(SessionWithOutcome):
         self._declared: dict[str, tuple[Declaration, Layout]] = {}
         self._published: dict[str, bytes] = {}
         self._taken: dict[tuple[str, int], int] = {}  # steps of each layout's buckets
-        self._owed: dict[tuple[str, int], Owed] = {}  # residuals of a larger job, which go with the first gradient
+        self._inherited: dict[tuple[str, int], Inherited] = {}  # residuals of a larger job, which go with the first gradient
 
     def declare(self, declaration: Declaration) -> Layout:
         self.check()
@@ -70,12 +70,12 @@ class SoloSession(SessionWithOutcome):
         at = layout.name, bucket
         with self._lock:
             self._taken[at] = self._taken.get(at, 0) + 1
-        owed = self._owed.get(at)
-        if owed is not None and not owed.begin(previous_skipped, rescale):
-            del self._owed[at]
-            owed = None
-        if owed is not None and not skip:
-            owed.add_to(array, 0)
+        inherited = self._inherited.get(at)
+        if inherited is not None and not inherited.begin(previous_skipped, rescale):
+            del self._inherited[at]
+            inherited = None
+        if inherited is not None and not skip:
+            inherited.add_to(array, 0)
         buffer.store(skip)
         return DoneTicket()
 
@@ -108,9 +108,9 @@ class SoloSession(SessionWithOutcome):
         memory = LayoutMemory(steps=layout.past_steps)
         for bucket in layout.buckets:
             memory.steps = layout.past_steps + self._taken.get((layout.name, bucket.index), 0)
-            owed = self._owed.get((layout.name, bucket.index))
-            if owed is not None:
-                left = owed.left(dropped)
+            inherited = self._inherited.get((layout.name, bucket.index))
+            if inherited is not None:
+                left = inherited.left(dropped)
                 memory.tensors |= {name: TensorMemory(left[place].copy()) for name, place in layout.places(bucket)}
         return memory
 
@@ -124,7 +124,7 @@ class SoloSession(SessionWithOutcome):
                     if more is not None:
                         values[place] += more
             if values.any():
-                self._owed[layout.name, bucket.index] = Owed(values)
+                self._inherited[layout.name, bucket.index] = Inherited(values)
 
     def statistics(self) -> dict[str, int]:
         return {

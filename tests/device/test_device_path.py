@@ -158,15 +158,15 @@ def test_a_residual_is_saved_from_a_device_and_taken_up_on_one() -> None:
     assert again.payloads == wanted.payloads
 
 
-def test_what_is_owed_is_added_on_the_device() -> None:
+def test_inherited_residuals_are_added_on_the_device() -> None:
     for dtype in ("float32", "bfloat16"):
         layout = one_bucket("none", SHAPES, dtype)
         use_recorded(RecordingRuntime())
         found = []
         for where in ("", "cpu"):
             bucket = Bucket(layout, None, where)  # type: ignore[arg-type]
-            owed = {f"t{i}": TensorMemory(torch.linspace(0, 1, torch.Size(shape).numel()).numpy()) for i, shape in enumerate(SHAPES)}
-            bucket.work.kept.remember(owed)
+            inherited = {f"t{i}": TensorMemory(torch.linspace(0, 1, torch.Size(shape).numel()).numpy()) for i, shape in enumerate(SHAPES)}
+            bucket.work.kept.remember(inherited)
             bucket.step(gradients(1, SHAPES, getattr(torch, dtype)))
             found.append(bucket.payloads)
         assert found[0] == found[1]

@@ -92,7 +92,7 @@ def test_after_close_or_failure_the_next_call_says_so() -> None:
 
 @pytest.mark.parametrize("skipped_first", [False, True])
 def test_what_two_ranks_and_their_servers_left_over_reaches_a_job_of_one_once(alone: None, skipped_first: bool) -> None:
-    """The mean of the workers' residuals, and the servers' as it is; a step that is put back has not paid it."""
+    """The mean of the workers' residuals, and the servers' as it is; a step that is put back leaves it as it was."""
     weight = torch.nn.Parameter(torch.zeros(3))
     optimizer: Any = psgc.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), [("w", weight)], compression="topk")
     states = [

@@ -153,7 +153,7 @@ def test_a_loss_scale_that_changes_rescales_what_workers_and_servers_keep(two_by
 
 @pytest.mark.parametrize("codec", ["onebit", "none", "onebit/none"])
 def test_what_an_earlier_option_kept_goes_along_once_whatever_becomes_of_the_step(two_by_two: Job, codec: str) -> None:
-    """Its first step is not applied, so that it goes into this option's residuals, or is owed still."""
+    """Its first step is not applied, so that it goes into this option's residuals, or is still to be added."""
     first = two_by_two.layout([("comp@cpu", "flat.all_gather.c", "decomp@cpu")], 5000, "onebit")
     before = two_by_two.step(first, drawn(1))[0][0].array.astype(np.float64)
     memories = [executor.works(first)[0].kept.remembered() for executor in two_by_two.executors]

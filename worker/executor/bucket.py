@@ -1,7 +1,7 @@
 """A bucket at work: where its gradient lies, its parts, and what it keeps between steps.
 
 Numbers only; which step of a part runs when is the executor's. Invariant: the steps of a bucket never overlap; each begins with the gradient, to which what is
-owed is added, and ends when the aggregate is with its tensors.
+inherited is added, and ends when the aggregate is with its tensors.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from psgc.program.ranks import Ranks
 from psgc.program.steps import same_pieces
 from psgc.worker.contributions import Servers
 from psgc.worker.executor.control import Control, agree
-from psgc.worker.executor.lying import OverGroups, OverServers, Whereabouts
+from psgc.worker.executor.location import OverGroups, OverServers, Whereabouts
 from psgc.worker.executor.part import GroupPart
 from psgc.worker.executor.served import served_parts
 from psgc.worker.executor.work import PartWork
@@ -38,13 +38,13 @@ Slices = Sequence[tuple[int, int]]
 
 
 class BucketWork:
-    """parts: of the bucket, or its slices in all their rounds; paid: of each of these, what is paid at once of what is owed: first elements and lengths."""
+    """parts: of the bucket, or its slices in all their rounds; slices: of each of these, what it adds of inherited residuals: first elements and lengths."""
 
-    def __init__(self, parts: Sequence[PartWork], paid: Sequence[Slices], kept: Kept, where: Whereabouts) -> None:
+    def __init__(self, parts: Sequence[PartWork], slices: Sequence[Slices], kept: Kept, where: Whereabouts) -> None:
         self.layout, self.bucket = kept.layout, kept.bucket
         self.parts, self.kept = parts, kept
         self.step = 0  # the number of steps that have begun
-        self._paid, self._where = paid, where
+        self._slices, self._where = slices, where
         self._buffer: BucketBuffer | None = None
 
     def is_small(self, buffer: BucketBuffer) -> bool:
@@ -54,7 +54,7 @@ class BucketWork:
 
     def tensor_of(self, number: int) -> str:
         """The first tensor of a part."""
-        return self.layout.tensor_at(self.bucket, self._paid[number][0][0])
+        return self.layout.tensor_at(self.bucket, self._slices[number][0][0])
 
     def with_tensor(self, error: DeviceError, number: int) -> DeviceError:
         """A device's error with the tensor that it was about."""
@@ -66,8 +66,8 @@ class BucketWork:
         """A step starts; the last one has been stored. check: a NaN or infinity of this rank's is an error. Raises PsgcError."""
         self._buffer, skip = submission.buffer, submission.skip
         self.step += 1
-        lying = self._where.find(submission.buffer, all(part.agreement.on_gpus for part in self.parts))
-        device, array = lying.device, np.empty(0, lying.dtype) if lying.device is not None else submission.buffer.load()
+        location = self._where.find(submission.buffer, all(part.agreement.on_gpus for part in self.parts))
+        device, array = location.device, np.empty(0, location.dtype) if location.device is not None else submission.buffer.load()
         assert device is not None or array.size == self.bucket.numel, (array.size, self.bucket)
         if check and not skip:
             first = first_nonfinite(array, self.bucket.dtype) if device is None else device.nonfinite(0, self.bucket.numel)
@@ -76,10 +76,10 @@ class BucketWork:
                 tensor = self.layout.tensor_at(self.bucket, first)
                 raise PsgcError(f"{what} of {tensor!r} holds NaN or infinity in its step {self.step}, and PSGC_NONFINITE=raise")
         self.kept.begin(submission.previous_skipped, submission.rescale)
-        for part, paid in zip(self.parts, self._paid, strict=True):
-            part.begin(self.layout.past_steps + self.step, submission, lying, array)
+        for part, slices in zip(self.parts, self._slices, strict=True):
+            part.begin(self.layout.past_steps + self.step, submission, location, array)
             if not skip:
-                self.kept.pay(array, device, paid)
+                self.kept.add_inherited(array, device, slices)
 
     def agree(self, numbers: Iterable[int], group: Group, contributed: bool | None) -> None:
         """All ranks, which are the group, learn what any of them has met in these parts. contributed: whether some rank contributes, where a vote has told;
@@ -93,11 +93,11 @@ class BucketWork:
 
     def end(self, number: int) -> None:
         """All steps of a part are over, and what ranks agree on is known."""
-        part, owed = self.parts[number], self.kept.owed
+        part, inherited = self.parts[number], self.kept.inherited
         part.end()
-        for lo, _ in self._paid[number] if owed is not None else ():
-            if owed is not None and not part.paid(lo):
-                owed.unpaid(lo)
+        for lo, _ in self._slices[number] if inherited is not None else ():
+            if inherited is not None and not part.has_result(lo):
+                inherited.keep(lo)
 
     def store(self) -> None:
         """All parts are through: give the aggregate to its tensors."""
@@ -144,13 +144,13 @@ def over_groups(
     parts = _group_parts(layout, bucket, ranks, rank, servers)
     places = [place for part in parts for place in part.places]
     # A key, since each has or has no result by itself, or else a part.
-    paid = [[(k.offset, k.numel) for k in keys_of(bucket, part)] or [(part.offset, part.numel)] for part in bucket.parts]
+    slices = [[(k.offset, k.numel) for k in keys_of(bucket, part)] or [(part.offset, part.numel)] for part in bucket.parts]
     there = list(bucket.keys) if any(part.servers_keep for part in parts) else []
     kind = zlib.crc32(f"{bucket.option} {ranks.text}".encode())  # another option, or nodes of other sizes, keep it elsewhere
     kept = Kept(layout, bucket, places, False, there, f"group {bucket.index} {kind:08x}", any(part.goes_back for part in parts))
     by_gpus = ranks.size > 1 and layout.kind == "plan"
     name = layout.tensors[bucket.tensors[0]].name
-    return BucketWork(parts, paid, kept, OverGroups(bucket, layout.scheme(bucket), collectives if by_gpus else "host", name))
+    return BucketWork(parts, slices, kept, OverGroups(bucket, layout.scheme(bucket), collectives if by_gpus else "host", name))
 
 
 def _group_parts(layout: Layout, bucket: Bucket, ranks: Ranks, rank: int, servers: Servers | None) -> list[GroupPart]:

@@ -50,7 +50,7 @@ class Agreement:
         # The last result was not given to the trainer since all ranks had skipped; servers, to which they pushed zeros, are to be told with the next push.
         self.unapplied = False
         self._told = threading.Condition()
-        self._untold = 0  # encodes on the device of which the host does not know yet whether they met a NaN or infinity
+        self._unreported = 0  # encodes on the device of which the host does not know yet whether they met a NaN or infinity
         self._fault: DeviceError | None = None  # in finding that out
 
     def begin(self, skip: bool, previous_skipped: int, on_host: bool) -> int:
@@ -63,7 +63,7 @@ class Agreement:
     def awaited(self) -> Callable[[bool | DeviceError], None]:
         """What a device calls, in another thread, to say whether it has met a NaN or infinity; ``word`` waits for that."""
         with self._told:
-            self._untold += 1
+            self._unreported += 1
         return self._tell
 
     def _tell(self, nonfinite: bool | DeviceError) -> None:
@@ -72,13 +72,13 @@ class Agreement:
                 self._fault = nonfinite
             elif nonfinite:
                 self.control.nonfinite = True
-            self._untold -= 1
+            self._unreported -= 1
             self._told.notify_all()
 
     def word(self) -> NDArray[np.int32]:
         """What this rank has met. Raises DeviceError where its device cannot say."""
         with self._told:
-            self._told.wait_for(lambda: not self._untold)
+            self._told.wait_for(lambda: not self._unreported)
             if self._fault is not None:
                 raise self._fault
         return self.control.word()

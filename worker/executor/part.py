@@ -21,7 +21,7 @@ from psgc.transport.memory.segment import Place
 from psgc.worker.contributions import Contribution
 from psgc.worker.executor.coding import Coding
 from psgc.worker.executor.control import Agreement
-from psgc.worker.executor.lying import Lying
+from psgc.worker.executor.location import Location
 from psgc.worker.executor.numbers import Bytes, Numbers
 from psgc.worker.executor.pieces import ServedPieces
 from psgc.worker.executor.slots import Slots
@@ -48,15 +48,15 @@ class GroupPart:
         self._transfers = Transfers(program, stream.rank, self._numbers, self._slots, self.agreement, divisor)
         self._coding = Coding(program, self._numbers, self._slots, self.agreement, self._transfers, self._pieces)
 
-    def begin(self, step: int, submission: Submission, lying: Lying, array: NDArray[Any]) -> None:
-        if lying.device is None:  # of the push codec's ``array_dtype`` where the option encodes, else of the tensors' own dtype
+    def begin(self, step: int, submission: Submission, location: Location, array: NDArray[Any]) -> None:
+        if location.device is None:  # of the push codec's ``array_dtype`` where the option encodes, else of the tensors' own dtype
             self._numbers.lie_on_host(array[self.offset : self.offset + self.program.numel])
         else:
-            self._numbers.lie_on(lying.device, lying.dtype)
-        self._transfers.lies = lying.exchanged or self._transfers.lies
-        dropped = self.agreement.begin(submission.skip, submission.previous_skipped, lying.exchanged is None)
+            self._numbers.lie_on(location.device, location.dtype)
+        self._transfers.device = location.exchanged or self._transfers.device
+        dropped = self.agreement.begin(submission.skip, submission.previous_skipped, location.exchanged is None)
         self._pieces.begin(dropped, submission.rescale)
-        self._slots.begin(step, bool(dropped), submission.rescale, lying.device)
+        self._slots.begin(step, bool(dropped), submission.rescale, location.device)
         if submission.skip:
             self._numbers.fill((0, self.program.numel), 0)
 
@@ -92,7 +92,7 @@ class GroupPart:
             self._numbers.divide(self._divisor)
         self._numbers.to_device()
 
-    def paid(self, first: int) -> bool:
+    def has_result(self, first: int) -> bool:
         # Where some rank met a NaN or infinity in what it encoded, the piece that begins there has no result.
         has_none = self.program.encodes > 0 and self._numbers.is_nan(first - self.offset)
         return self.agreement.control.contributed and not has_none

@@ -25,7 +25,7 @@ from psgc.wire.frames import Flag
 from psgc.worker.contributions import Contribution, Servers, Slot
 from psgc.worker.device import DeviceBucket
 from psgc.worker.executor.control import Agreement, Control
-from psgc.worker.executor.lying import Lying
+from psgc.worker.executor.location import Location
 from psgc.worker.executor.work import Span
 from psgc.worker.residuals.feedback import Feedback, PlacedState
 from psgc.worker.residuals.kept import EncodingPlace
@@ -91,12 +91,12 @@ class ServedPart:
     def places(self) -> Iterator[EncodingPlace]:
         yield EncodingPlace(slice(*self._slice), self._feedback, self.agreement, True, self._placed)
 
-    def begin(self, step: int, submission: Submission, lying: Lying, array: NDArray[Any]) -> None:
+    def begin(self, step: int, submission: Submission, location: Location, array: NDArray[Any]) -> None:
         self._submission, self._stream = submission, replace(self._stream, step=step)
         dropped = self.agreement.begin(submission.skip, submission.previous_skipped, on_host=True)
         self._feedback.begin(bool(dropped), submission.rescale)
-        self._feedback.move(lying.device)
-        self._placed.begin(lying.device)
+        self._feedback.move(location.device)
+        self._placed.begin(location.device)
         self._array = array[slice(*self._slice)]
 
     @property
@@ -195,7 +195,7 @@ class ServedPart:
     def end(self) -> None:
         """Nothing is left to do."""
 
-    def paid(self, first: int) -> bool:
+    def has_result(self, first: int) -> bool:
         return self.agreement.control.contributed and not self.agreement.control.nonfinite
 
     def span(self, step: Step) -> Span | None:

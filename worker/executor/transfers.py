@@ -29,7 +29,7 @@ class Transfers:
     def __init__(self, program: Program, rank: int, numbers: Numbers, slots: Slots, agreement: Agreement, divisor: int) -> None:
         self._rank, self._numbers, self._slots, self._agreement = rank, numbers, slots, agreement
         self._divides, self._divisor = divided_sum(program), divisor
-        self.lies: DeviceBucket | None = None  # where this rank's gradient lay when it last said so to the others
+        self.device: DeviceBucket | None = None  # where this rank's gradient lay when it last said so to the others
         self._through_hosts: set[int] = set()  # actions whose payloads are encoded and decoded on GPUs that are not connected
         self.moved_bytes = 0
 
@@ -43,7 +43,7 @@ class Transfers:
         action = transfer.action
         for number, one in enumerate(transfer.collectives):
             wanted = self._agreement.on_gpus and len(one.members) > 1 and (isinstance(one, Raw) or one.on_gpu)
-            on_gpus = groups.on_device(one.members, self.lies) if wanted else None
+            on_gpus = groups.on_device(one.members, self.device) if wanted else None
             if wanted and on_gpus is None and isinstance(one, Exchange):
                 self._through_hosts.add(action)
             if isinstance(one, Raw):

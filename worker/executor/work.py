@@ -16,7 +16,7 @@ from psgc.program.ranks import Range
 from psgc.program.steps import Decode, Encode, Program, Serve, Step, Transfer
 from psgc.worker.contributions import Contribution
 from psgc.worker.executor.control import Agreement
-from psgc.worker.executor.lying import Lying
+from psgc.worker.executor.location import Location
 from psgc.worker.residuals.kept import EncodingPlace
 from psgc.worker.submission import Submission
 
@@ -51,7 +51,7 @@ class PartWork(Protocol):
     def moved_bytes(self) -> int:
         """What this rank has sent and received over groups."""
 
-    def begin(self, step: int, submission: Submission, lying: Lying, array: NDArray[Any]) -> None:
+    def begin(self, step: int, submission: Submission, location: Location, array: NDArray[Any]) -> None:
         """A step of the layout starts; the last one has been stored. array: the bucket's elements, if they lie on the host."""
 
     def compute(self, step: Encode | Decode, then: Callable[[PsgcError | None], None]) -> None:
@@ -69,7 +69,7 @@ class PartWork(Protocol):
     def end(self) -> None:
         """All steps are over, and what ranks agree on is known."""
 
-    def paid(self, first: int) -> bool:
+    def has_result(self, first: int) -> bool:
         """Whether the step has a result of the slice that begins with this element of the bucket."""
 
     def span(self, step: Step) -> Span | None:

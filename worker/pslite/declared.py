@@ -19,7 +19,7 @@ from psgc.layout.machines import Machines
 from psgc.pslite.byteps.commands import PART_BYTES, part_bound
 from psgc.pslite.byteps.turns import keys_of
 from psgc.worker.executor.bucket import BucketWork
-from psgc.worker.executor.lying import OnHost
+from psgc.worker.executor.location import OnHost
 from psgc.worker.pslite.compression import Compression
 from psgc.worker.pslite.numbering import CARRIED_AS, Numbering
 from psgc.worker.pslite.part import PsLitePart

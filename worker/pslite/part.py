@@ -17,7 +17,7 @@ from psgc.program.steps import Decode, Encode, Program, Serve, Step, Transfer
 from psgc.pslite.byteps.compressor import Compressor
 from psgc.worker.contributions import Contribution
 from psgc.worker.executor.control import Agreement, Control
-from psgc.worker.executor.lying import Lying
+from psgc.worker.executor.location import Location
 from psgc.worker.executor.work import Span
 from psgc.worker.pslite.numbering import CARRIED_AS
 from psgc.worker.residuals.kept import EncodingPlace
@@ -46,7 +46,7 @@ class PsLitePart:
     def places(self) -> Iterator[EncodingPlace]:
         return iter(())
 
-    def begin(self, step: int, submission: Submission, lying: Lying, array: Array) -> None:
+    def begin(self, step: int, submission: Submission, location: Location, array: Array) -> None:
         self._skip = submission.skip
         self.agreement.begin(submission.skip, submission.previous_skipped, on_host=True)
         self._array = array[self._part.offset : self._part.offset + self._part.numel]
@@ -83,7 +83,7 @@ class PsLitePart:
     def end(self) -> None:
         """Nothing is left to do."""
 
-    def paid(self, first: int) -> bool:
+    def has_result(self, first: int) -> bool:
         return True
 
     def span(self, step: Step) -> Span | None:

@@ -1,7 +1,7 @@
 """What a bucket keeps between steps, by tensor, so that it can be saved, and loaded in a job with other buckets and options.
 
-Owns saving and loading, and what is owed; which residual changes when is ``feedback.py``'s. Numbers only. Invariant: what is owed is added to a gradient
-before its parts begin, and paid once.
+Owns saving and loading, and what is inherited; which residual changes when is ``feedback.py``'s. Numbers only. Invariant: what is inherited is added to a
+gradient before its parts begin, and is applied once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from psgc.layout import Bucket, Layout, Part
 from psgc.worker.device import DeviceBucket
 from psgc.worker.executor.control import Agreement
 from psgc.worker.residuals.feedback import Feedback, PlacedState
-from psgc.worker.residuals.owed import Owed
+from psgc.worker.residuals.inherited import Inherited
 from psgc.worker.residuals.residual import F32, ExactResidual, TensorMemory
 
 
@@ -33,16 +33,16 @@ class EncodingPlace(NamedTuple):
 
 class Kept:
     """places: those of all parts. alone: each place has its elements alone, and goes on from what was kept of them under another layout; else, several slots
-    of an option and several ranks keep a part of it each, and all of it is owed to the first gradient. server_parts: the keys of which servers keep a
+    of an option and several ranks keep a part of it each, and all of it is added to the first gradient. server_parts: the keys of which servers keep a
     residual, element by element; exact_place: where a saved state has what ``exact`` gives. goes_back: a step that the trainer does not apply goes back into
-    residuals, with what was owed."""
+    residuals, with what was inherited."""
 
     def __init__(
         self, layout: Layout, bucket: Bucket, places: Sequence[EncodingPlace], alone: bool, server_parts: Sequence[Part], exact_place: str, goes_back: bool
     ) -> None:  # fmt: skip
         self.layout, self.bucket, self.server_parts, self.exact_place = layout, bucket, server_parts, exact_place
         self._alone, self._goes_back, self._places = alone, goes_back, places
-        self.owed: Owed | None = None
+        self.inherited: Inherited | None = None
 
     @property
     def name(self) -> str:
@@ -61,17 +61,17 @@ class Kept:
 
     def begin(self, previous_skipped: int, rescale: float) -> None:
         """A step starts. Both are as in ``Session.submit``."""
-        if self.owed is not None and not self.owed.begin(previous_skipped and not self._goes_back, rescale):
-            self.owed = None
+        if self.inherited is not None and not self.inherited.begin(previous_skipped and not self._goes_back, rescale):
+            self.inherited = None
 
-    def pay(self, array: NDArray[Any] | None, device: DeviceBucket | None, slices: Iterable[tuple[int, int]]) -> None:
-        """Add what these slices, each from its first element on, are owed to the gradient, which lies on the host or on the device."""
-        for lo, numel in slices if self.owed is not None else ():
-            assert self.owed is not None
+    def add_inherited(self, array: NDArray[Any] | None, device: DeviceBucket | None, slices: Iterable[tuple[int, int]]) -> None:
+        """Add these slices of it, each from its first element on, to the gradient, which lies on the host or on the device."""
+        for lo, numel in slices if self.inherited is not None else ():
+            assert self.inherited is not None
             if device is not None:
-                device.add(lo, self.owed.pay(lo, lo + numel))
+                device.add(lo, self.inherited.take(lo, lo + numel))
             elif array is not None:
-                self.owed.add_to(array[lo : lo + numel], lo)
+                self.inherited.add_to(array[lo : lo + numel], lo)
 
     # between steps
 
@@ -91,9 +91,9 @@ class Kept:
             if (saved := state.state.saved) is not None:
                 velocity[elements], has_velocity = saved * np.float32(feedback.rescale), True
             factors |= {self.layout.tensor_at(self.bucket, elements.start + first): q for first, q in state.state.factors.items()}
-        if self.owed is not None:
-            residual += self.owed.left(dropped and not self._goes_back)
-        has_residual = self.keeps_residual or self.owed is not None
+        if self.inherited is not None:
+            residual += self.inherited.left(dropped and not self._goes_back)
+        has_residual = self.keeps_residual or self.inherited is not None
         memories = {
             name: TensorMemory(
                 residual[place].copy() if has_residual else None, velocity[place].copy() if has_velocity else None, factors.get(name)
@@ -104,7 +104,7 @@ class Kept:
 
     def remember(self, memories: Mapping[str, TensorMemory]) -> None:
         """Go on from what was remembered of these tensors; the bucket's other tensors start without state. A residual that has no place of its own is
-        owed: it is added to the first gradient."""
+        inherited: it is added to the first gradient."""
         residual, velocity = np.zeros(self.bucket.numel, np.float32), np.zeros(self.bucket.numel, np.float32)
         factors: dict[int, F32] = {}
         for name, place in self.tensor_places():
@@ -116,7 +116,7 @@ class Kept:
             if memory.factors is not None:
                 factors[place.start] = memory.factors
         taken = self._alone and self.keeps_residual
-        self.owed = Owed(residual) if residual.any() and not taken else None
+        self.inherited = Inherited(residual) if residual.any() and not taken else None
         for elements, feedback, _, _, state in self._places if self._alone else ():
             if feedback.value is not None:
                 feedback.value.keep(residual[elements])
@@ -131,7 +131,7 @@ class Kept:
     def exact(self, dropped: bool = False) -> dict[int, ExactResidual]:
         """Of each place, by number, what it keeps to the last bit, where ``remembered`` gives a sum or rounds."""
         found: dict[int, ExactResidual] = {}
-        for number, (_, feedback, agreement, _, state) in enumerate(self._places if self.owed is None else ()):
+        for number, (_, feedback, agreement, _, state) in enumerate(self._places if self.inherited is None else ()):
             if feedback.value is None:
                 continue
             kept, rescale = feedback.kept(dropped or agreement.unapplied)
@@ -143,14 +143,14 @@ class Kept:
         return found
 
     def set_exact(self, residuals: Mapping[int, ExactResidual]) -> None:
-        """Go on from the ``exact`` of a bucket with the same places, in place of what is owed; called after ``remember``. Raises UsageError if they differ."""
+        """Go on from the ``exact`` of one with the same places, in place of what it inherits; called after ``remember``. Raises UsageError if they differ."""
         values = {number: place.feedback.value for number, place in enumerate(self._places) if place.feedback.value is not None}
         differ = [n for n, exact in residuals.items() if n not in values or values[n].bytes.size != exact.bytes.size]
         if differ and self._alone:
             raise UsageError(f"the saved residual of slice {differ[0]} of {self.name} is another codec's; is it another job's state?")
         if not residuals or differ or not (self._alone or residuals.keys() == values.keys()):
             return
-        self.owed = None
+        self.inherited = None
         for number, exact in residuals.items():
             _, feedback, _, _, state = self._places[number]
             values[number].keep_bytes(exact.bytes)

@@ -345,7 +345,7 @@ class TensorsBuffer(DeviceBuffer):
         self._flat.wide = wanted or (isinstance(made, DecodedOnHost | EncodedOnHost) and self._host.dtype == torch.float32)
         return made
 
-    def lying(self) -> DeviceElements | None:
+    def located(self) -> DeviceElements | None:
         """See psgc.worker.session.DeviceBuffer."""
         found, engine = self._bound.present, self._bound.engine
         if engine is None or found[0].dtype not in _FLOATS or any(t.dtype != found[0].dtype for t in found):

@@ -18,7 +18,7 @@ from psgc.worker.device import DeviceBucket
 from psgc.worker.session import BucketBuffer, DeviceBuffer
 
 
-class Lying(NamedTuple):
+class Location(NamedTuple):
     """device: which the floats stay on, None: the host; dtype: theirs on the host; exchanged: the device that groups may exchange them from."""
 
     device: DeviceBucket | None
@@ -27,15 +27,15 @@ class Lying(NamedTuple):
 
 
 class Whereabouts(Protocol):
-    def find(self, buffer: BucketBuffer, on_gpus: bool) -> Lying:
+    def find(self, buffer: BucketBuffer, on_gpus: bool) -> Location:
         """on_gpus: every rank's gradient lay on a GPU in the last step. Raises ConfigError or UsageError where it must lie on a GPU, and does not."""
 
 
 class OnHost:
     """Of a bucket that only the host works on."""
 
-    def find(self, buffer: BucketBuffer, on_gpus: bool) -> Lying:
-        return Lying(None, np.float32, None)
+    def find(self, buffer: BucketBuffer, on_gpus: bool) -> Location:
+        return Location(None, np.float32, None)
 
 
 class OverServers:
@@ -45,12 +45,12 @@ class OverServers:
     def __init__(self, scheme: Scheme, slices: Sequence[tuple[int, int]], name: str) -> None:
         self._scheme, self._slices, self._name = scheme, slices, name
 
-    def find(self, buffer: BucketBuffer, on_gpus: bool) -> Lying:
+    def find(self, buffer: BucketBuffer, on_gpus: bool) -> Location:
         try:
             device = buffer.on_device(self._scheme, slices=self._slices) if self._name and isinstance(buffer, DeviceBuffer) else None
         except UsageError as error:
             raise UsageError(f"gradient of {self._name!r}: {error}") from None
-        return Lying(device, self._scheme.array_dtype, None)
+        return Location(device, self._scheme.array_dtype, None)
 
 
 class OverGroups:
@@ -64,21 +64,21 @@ class OverGroups:
         self._moves_floats = collectives != "host" and not encodes and bucket.dtype in ("float32", "bfloat16", "float16")
         self._dtype = NoneCodec(bucket.dtype).array_dtype if self._moves_floats else np.float32
 
-    def find(self, buffer: BucketBuffer, on_gpus: bool) -> Lying:
+    def find(self, buffer: BucketBuffer, on_gpus: bool) -> Location:
         if not isinstance(buffer, DeviceBuffer):  # it holds an array, which lies on the host alone
             return self._host(None)
         if self._on_gpu:
             device = buffer.on_device(self._scheme, wanted=True)
             if device is None:
                 raise UsageError(f"the plan has the bucket of {self._name!r} encoded on a GPU, but it lies on the CPU")
-            return Lying(device, self._dtype, device if self._collectives != "host" else None)
-        lies = buffer.lying() if self._moves_floats else None
-        return Lying(lies, self._dtype, lies) if lies is not None and on_gpus else self._host(lies)
+            return Location(device, self._dtype, device if self._collectives != "host" else None)
+        device = buffer.located() if self._moves_floats else None
+        return Location(device, self._dtype, device) if device is not None and on_gpus else self._host(device)
 
-    def _host(self, lies: DeviceBucket | None) -> Lying:
-        if self._moves_floats and self._collectives == "nccl" and lies is None:
+    def _host(self, device: DeviceBucket | None) -> Location:
+        if self._moves_floats and self._collectives == "nccl" and device is None:
             raise ConfigError(
                 f"PSGC_COLLECTIVES=nccl, but the gradients in the bucket of {self._name!r} do not lie on one GPU; move them there, "
                 "or set PSGC_COLLECTIVES=auto or host"
             )
-        return Lying(None, self._dtype, lies)
+        return Location(None, self._dtype, device)
