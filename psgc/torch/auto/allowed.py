@@ -25,9 +25,9 @@ class Allowed:
     not be compiled there."""
 
     def __init__(self, exchange: GradientExchange[Any], sample: torch.Tensor) -> None:
-        self._exchange, self.level = exchange, exchange.choice.quality
+        self._exchange, self._level = exchange, exchange.choice.quality
         self._judges = not (sample.is_cuda and exchange.session.rank)
-        self.tried = [codec for codec in all_candidates(self.level) if codec != UNCOMPRESSED]
+        self.tried = [codec for codec in all_candidates(self._level) if codec != UNCOMPRESSED]
         self._stage = 0
         self._sampled: GradientSample | None = None  # of the step under way, or the last one that was sampled
         self._sampling = False
@@ -41,7 +41,7 @@ class Allowed:
     @property
     def carried(self) -> list[str]:
         """Those of ``tried`` that carry the gradients' dtypes."""
-        return [codec for codec in all_candidates(self.level, self.dtypes) if codec != UNCOMPRESSED]
+        return [codec for codec in all_candidates(self._level, self.dtypes) if codec != UNCOMPRESSED]
 
     def ready(self, name: str, gradient: torch.Tensor) -> None:
         """Backward has finished this tensor's gradient."""
@@ -56,12 +56,12 @@ class Allowed:
 
     def widen(self, steps: int) -> bool:
         """So many steps are over. Returns whether more codecs may be tried by now."""
-        before, self._stage = self._stage, max(self._stage, stage_of(self.level, steps))
+        before, self._stage = self._stage, max(self._stage, stage_of(self._level, steps))
         return self._stage > before
 
     def codecs(self) -> list[str]:
         """All that may be chosen by now, whatever their errors."""
-        return candidates(self.level, self._stage, self.dtypes)
+        return candidates(self._level, self._stage, self.dtypes)
 
     def allows(self, codec: str) -> bool:
         """Whether its errors allow it."""
@@ -70,14 +70,14 @@ class Allowed:
         return self._fits(codec)
 
     def _fits(self, codec: str) -> bool:
-        return allowed(codec, self.level, encodings=MOST_ENCODES, error=self._errors.get(codec), dtypes=self.dtypes)
+        return allowed(codec, self._level, encodings=MOST_ENCODES, error=self._errors.get(codec), dtypes=self.dtypes)
 
     def own_errors(self) -> list[float]:
         """Of each of ``tried`` the relative error on this rank's gradients; -1 if it is not known, or need not be."""
         return [self._own_error(codec) for codec in self.tried]
 
     def _own_error(self, codec: str) -> float:
-        known = self.level == SAFE and codec not in self._given_up and self._judges
+        known = self._level == SAFE and codec not in self._given_up and self._judges
         error = self._error(codec) if known else None
         return -1.0 if error is None else error
 
@@ -87,7 +87,7 @@ class Allowed:
 
     def refused(self) -> list[str]:
         """Codecs whose relative error is too large, in words."""
-        if self.level != SAFE:
+        if self._level != SAFE:
             return []
         return [f"{codec} ({error:.2g})" for codec, error in self._errors.items() if not self._fits(codec)]
 
@@ -101,7 +101,7 @@ class Allowed:
         excess = 0.0
         for codec, of in names.items():
             error = None if codec == UNCOMPRESSED else self._error(codec, of)
-            if error is not None and not allowed(codec, self.level, encodings=often[codec], error=error):
+            if error is not None and not allowed(codec, self._level, encodings=often[codec], error=error):
                 excess = max(excess, error)
         return excess
 

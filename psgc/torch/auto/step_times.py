@@ -25,13 +25,12 @@ class StepTimes:
     """steps: that have ended so far. noting: when gradients become ready is recorded. sample: any of the parameters."""
 
     def __init__(self, measuring: Measuring, sample: torch.Tensor) -> None:
-        self._now_ns, self._clock = measuring.now_ns, measuring.clock(sample)
-        self._recorder, self._recorded = Recorder(self._clock), Recorder(self._clock)  # of this window, and of the last whole one
+        self._now_ns = measuring.now_ns
+        self._recorder = self._recorded = Recorder(measuring.clock(sample))  # of this window, and of the last whole one
         self.noting = True
         self.steps, self._skip = 0, WARM_UP  # _skip: steps to come that are in no window
-        self._arrived_ns = self._last_ns = self._between_ns = (
-            0  # the last arrival, that of the last step, and what was done between steps since
-        )
+        # the last arrival, and that of the last step, later by what was done between steps since
+        self._arrived_ns = self._began_ns = 0
         self._fresh = False  # gradients have arrived since the last step
         self._periods: list[int] = []  # nanoseconds
 
@@ -59,8 +58,8 @@ class StepTimes:
         if self._skip:
             self._skip -= 1
         else:
-            self._periods.append(self._arrived_ns - self._last_ns - self._between_ns)
-        self._last_ns, self._between_ns = self._arrived_ns, 0
+            self._periods.append(self._arrived_ns - self._began_ns)
+        self._began_ns = self._arrived_ns
         return True
 
     @contextmanager
@@ -68,7 +67,7 @@ class StepTimes:
         """What is done inside is no part of a step."""
         began = self._now_ns()
         yield
-        self._between_ns += self._now_ns() - began
+        self._began_ns += self._now_ns() - began
 
     @property
     def warms_up(self) -> bool:
@@ -88,7 +87,7 @@ class StepTimes:
 
     def record_anew(self, noting: bool) -> None:
         """What comes is of a window that has not begun yet."""
-        self.noting, self._recorder = noting, Recorder(self._clock)
+        self.noting, self._recorder = noting, Recorder(self._recorder.clock)
 
     def settle(self) -> None:
         """Gradients travel by another choice from now on: begin a window once that has settled."""

@@ -47,7 +47,6 @@ class Layouts:
         self.declared = 0  # tensors that are in a layout now
         self._whole, self._counted = whole, counted
         self._next: Choice | None = None  # from the next step on
-        self._plan: Plan | None = None  # of the present choice
         self._choices = self._layouts = 0  # how many have been declared
         self._default: Declaration | None = None  # the last one, but for what residuals ask for
 
@@ -83,7 +82,8 @@ class Layouts:
         parameters: whose gradients they are. order: in which they became ready. used: those that this rank has. fused: their buckets, where no plan says.
         awaited_singly: as a declaration's."""
         config, choice = self.session.config, self.choice
-        planned = self._planned(specs)
+        plan = self._plan_of(specs)
+        planned = () if plan is None else declared_buckets(plan, specs, self.session)
         buckets = planned or fused
         if not buckets and choice.rule is not None:
             codecs = [choice.codec_of(spec.name, parameter) for spec, parameter in zip(specs, parameters, strict=True)]
@@ -94,7 +94,7 @@ class Layouts:
         for wanted, members in self._declarations(default):
             layout = self.session.declare(wanted)
             on_device = on_gpu and all(engine_of(parameters[i]) is not None for i in members)
-            self._write(layout, on_device)
+            self._write(layout, on_device, plan)
             report_of(self.session).laid_out(layout)
             self.residuals.add(layout, wanted)
             yield Declared(layout, members, on_gpu)
@@ -121,12 +121,12 @@ class Layouts:
     def _declaration(self, specs: tuple[TensorSpec, ...], codec: str, order: tuple[int, ...], used: Sequence[int]) -> Declaration:
         return declaration(self.session, self.name, "plan", specs, codec, mean=True, order=order, used=tuple(sorted(used)))
 
-    def _planned(self, specs: tuple[TensorSpec, ...]) -> tuple[BucketSpec, ...]:
-        """The plan's buckets; none where the choice is no plan."""
+    def _plan_of(self, specs: tuple[TensorSpec, ...]) -> Plan | None:
+        """The choice's plan, of these tensors."""
         choice = self.choice
         if self.declared and (choice.plan is not None or choice.awaited):
             if choice.auto:
-                return ()  # uncompressed, until ``auto`` plans for all of them
+                return None  # uncompressed, until ``auto`` plans for all of them
             raise UsageError(
                 f"parameter {specs[0].name!r} was added after the first step, but the job runs a plan, which is of the parameters "
                 f"of the first step; add it before, or run without a plan"
@@ -134,12 +134,11 @@ class Layouts:
         if not self.declared:
             self._choices += 1
         plan = plan_for(self.session, choice, f"plan {self._choices} of {self.name}")
-        if plan is not None and choice.auto and not is_of(plan, specs):
-            plan = None  # parameters were added since ``auto`` made it
-        self._plan = plan = None if plan is None else of_model(plan, specs, self.session)
-        return () if plan is None else declared_buckets(plan, specs, self.session)
+        if plan is None or (choice.auto and not is_of(plan, specs)):  # parameters were added since ``auto`` made it
+            return None
+        return of_model(plan, specs, self.session)
 
-    def _write(self, layout: Layout, on_gpu: bool) -> None:
+    def _write(self, layout: Layout, on_gpu: bool, plan: Plan | None) -> None:
         """Write the first exchange's layout as a plan where files are asked for, and again after a switch; a plan covers parameters that exist from the first
         step."""
         path, first = self.session.config.layout_out, layout.name in FIRST or (self.name in FIRST and self._choices > 1)
@@ -149,4 +148,4 @@ class Layouts:
             elif not self._whole:
                 logger.warning("PSGC_LAYOUT_OUT has the layout of %s; that of %s is not written", FIRST[0], layout.name)
         if first:
-            leave_for_trace(self.session, self._plan, layout, on_gpu)
+            leave_for_trace(self.session, plan, layout, on_gpu)

@@ -15,6 +15,7 @@ from psgc.layout import TensorSpec
 from psgc.torch.gradients.exchange import GradientExchange
 from psgc.torch.gradients.front_end import FrontEnd
 from psgc.torch.plans.choice import Choice
+from psgc.torch.state.saved import MOMENTA
 from psgc.torch.tensors.sent import FilledBucket
 from psgc.worker.session import Session
 
@@ -23,7 +24,7 @@ class Momenta(FrontEnd[FilledBucket]):
     """of: the name of the optimizer's gradients. codec: canonical text."""
 
     def __init__(self, session: Session, of: str, codec: str) -> None:
-        super().__init__(GradientExchange(session, f"{of}.momentum", Choice(codec), whole=True, counted=True))
+        super().__init__(GradientExchange(session, f"{of}.momentum", Choice(codec), whole=True, counted=True), MOMENTA)
 
     def check_leaving(self) -> None:
         if self.exchange.specs:

@@ -87,7 +87,7 @@ class Recorder:
     """Marks of one iteration after the other."""
 
     def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+        self.clock = clock
         self._marks = [Marks()]
         self._merged = 0  # of the iterations, those that are a whole step each
 
@@ -95,14 +95,14 @@ class Recorder:
         """Of several backwards an iteration the last counts."""
         ready = self._marks[-1].ready
         ready.pop(name, None)
-        ready[name] = self._clock()
+        ready[name] = self.clock()
 
     def leaving(self) -> None:
-        self._marks[-1].leaving = self._clock()
+        self._marks[-1].leaving = self.clock()
 
     def delivered(self) -> None:
         """Communication is over: what follows belongs to the next iteration."""
-        self._end(self._clock())
+        self._end(self.clock())
 
     def merge(self) -> None:
         """Make one iteration of all that were completed since the last time: its gradients are those of the last one, and what was before it was other work."""
