@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 from torch import distributed as dist
-from torch._C._distributed_c10d import TCPStore  # which torch.distributed passes on untyped
+from torch._C._distributed_c10d import Store, TCPStore  # which torch.distributed passes on untyped
 
 from psgc.errors import GroupError
-from psgc.torch.collectives.store import PublishedStore
 from psgc.transport.host import local_address_for
 from psgc.worker.session import Session
 
@@ -19,6 +19,30 @@ def address_of(session: Session) -> str:
     """The address of this machine at which the other workers reach it: the one that it reaches the scheduler from, or DMLC_NODE_HOST."""
     config = session.config
     return config.node_host or local_address_for(config.root_host)
+
+
+class PublishedStore(Store):
+    """What gloo finds its peers by: a store over the job's own scheduler, which is authenticated. Its keys are set once, which is all that gloo needs.
+    ``prefix`` tells apart what has other keys."""
+
+    def __init__(self, session: Session, prefix: str) -> None:
+        super().__init__()
+        self._session, self._prefix = session, prefix
+        self._known: dict[str, bytes] = {}  # gloo waits for each key, and then reads it
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self._session.publish(self._prefix + key, value.encode() if isinstance(value, str) else bytes(value))
+
+    def get(self, key: str) -> bytes:
+        """Waits for the key. Raises JobFailed."""
+        if key not in self._known:
+            self._known[key] = self._session.lookup(self._prefix + key)
+        return self._known[key]
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """The scheduler limits how long a key is waited for."""
+        for key in keys:
+            self.get(key)
 
 
 def process_group(session: Session, members: tuple[int, ...], prefix: str) -> Any:
