@@ -575,7 +575,7 @@ def job(codec: str, where: str, out: str) -> int:
         times.append(1e3 * (time.perf_counter() - began))
     engine = engine_of(parameters[0].data)
     launches = None if engine is None else engine.launches
-    shared = round(launches.parts / launches.launched, 2) if launches is not None and launches.launched else None
+    shared = round(launches.parts / launches.rounds, 2) if launches is not None and launches.rounds else None
     Path(f"{out}.{psgc.rank()}").write_text(
         json.dumps({"digest": digest.hexdigest(), "step_ms": round(statistics.median(times), 3), "parts_a_launch": shared})
     )
