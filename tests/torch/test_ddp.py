@@ -47,7 +47,7 @@ class Model:
         futures = []
         for number, names in enumerate(buckets):
             members = names.split()
-            self.gradients.coming()
+            self.gradients._next.coming()
             flat = torch.cat([grads[name].reshape(-1) for name in members])
             views = [piece.view(SHAPES[name]) for piece, name in zip(flat.split([grads[n].numel() for n in members]), members, strict=True)]
             for name in members:

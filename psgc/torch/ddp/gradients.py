@@ -56,10 +56,6 @@ class DdpGradients(FrontEnd[FilledBucket]):
     def knows(self, parameter: torch.Tensor) -> bool:
         return self.parameters.knows(parameter)
 
-    def coming(self) -> None:
-        """Backward is about to add to a gradient. Runs in autograd's thread."""
-        self._next.coming()
-
     def take(self, arrival: Arrival) -> None:
         """DDP's next bucket. Returns once what is complete of psgc's buckets is on its way. Raises UsageError for gradients that psgc cannot
         carry."""

@@ -70,7 +70,9 @@ def CrossBarrier(  # noqa: N802 - BytePS's name
         raise UsageError(
             "CrossBarrier: auto and PSGC_PROFILE observe DistributedOptimizer, whose steps end together; name a codec, a rule or a plan here"
         )
-    names = names_of(optimizer, named_parameters if named_parameters is not None else _own_names(model, optimizer))
+    names = names_of(optimizer, named_parameters)
+    if named_parameters is None:
+        names |= {parameter: name for name, parameter in model.named_parameters() if parameter in names}
     refuse_foreign(optimizer, names)
     choice.check({parameter: name for parameter, name in names.items() if parameter.requires_grad})
     amp.install()
@@ -86,12 +88,6 @@ def CrossBarrier(  # noqa: N802 - BytePS's name
     crossing.gradients = UnbarrieredGradients(exchange, backward_passes_per_step, specs, crossing.updates.apply)
     become(optimizer, CrossBarriered)._psgc_crossing = crossing
     return optimizer
-
-
-def _own_names(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[str, torch.Tensor]]:
-    """The model's names of the optimizer's parameters, and of others their places."""
-    found: dict[torch.Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
-    return [(found.get(parameter, f"param.{number}.{index}"), parameter) for number, index, parameter in parameters_of(optimizer)]
 
 
 class _Crossing:
