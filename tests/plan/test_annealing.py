@@ -9,12 +9,15 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
+from psgc.plan.local_search import choosing
+from psgc.plan.local_search.annealing import anneal
 from psgc.plan.local_search.choosing import Chosen, Search
 from psgc.plan.local_search.moving import palette
 from psgc.plan.local_search.rerun import MOST_PARTS, MOST_TASKS
 from psgc.plan.local_search.space import Space
 from psgc.plan.methods import anytime
 from psgc.plan.methods.anytime import Anytime
+from psgc.plan.methods.rounds import CUTS, of_one_option
 from psgc.plan.methods.search import planned, search, searched
 from psgc.plan.model.bucketing import MAX_PARTS, bucketing, each_alone
 from psgc.plan.model.options import OVER_SERVERS, Constraints
@@ -50,6 +53,20 @@ def annealed(problem: Problem, seed: int, work: float = WORK) -> tuple[Search, C
     made = searched(problem, 0)
     assert made.best is not None
     return made, made.best, made.anneal(made.best, palette(made, [made.best]), seed, work, 3e-3)[0]
+
+
+def bound_of(made: Search, plan: Chosen) -> float:
+    """The lower bound on the plan's step: what annealing by the bound returns where there is no work to do."""
+    bounds: list[float] = []
+
+    def noted(*given: Any) -> Any:
+        result = anneal(*given)
+        bounds.append(result[0])
+        return result
+
+    with patch.object(choosing, "anneal", noted):
+        made.anneal(plan, palette(made, [plan]), 1, 0.0, 1e-2, by_bound=True)
+    return bounds[0]
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 40])
@@ -106,6 +123,36 @@ def test_a_changed_plan_takes_the_step_that_a_whole_simulation_gives(kind: str, 
         found, _ = made.anneal(start, palette(made, [start]), seed, WORK, hot)
         assert simulate(problem, planned(problem, made.space, found)).step_us == pytest.approx(found.step_us, rel=1e-12)
         assert found.step_us <= start.step_us * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("count", [1, 7, 40])
+@pytest.mark.parametrize("several", [False, True])
+def test_annealing_the_bound_makes_a_plan_with_a_lower_one_that_keeps_the_constraints(count: int, several: bool) -> None:
+    """It says nothing of the step, which is simulated next. The bound is one of the step: no plan is shorter than it."""
+    problem = random_job(count, count, Constraints(devices=("gpu",), most_encodes=1))
+    problem = of_several_codecs(problem) if several else problem
+    made = searched(problem, 0)
+    assert made.best is not None
+    found, _ = made.anneal(made.best, palette(made, [made.best]), 5, WORK, 1e-2, by_bound=True)
+    assert found.step_us == found.objective == np.inf
+    plan = planned(problem, made.space, found)
+    assert sorted(name for bucket in plan for name in bucket.tensors) == sorted(problem.numel)
+    assert all(problem.constraints.allows(bucket.option) and bucket.option in problem.options for bucket in plan)
+    assert bound_of(made, found) <= bound_of(made, made.best) * (1 + 1e-12)
+    for one in (found, made.best):
+        assert bound_of(made, one) <= simulate(problem, planned(problem, made.space, one)).step_us * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_rounds_begin_from_plans_of_any_number_of_parts_with_one_option_a_codec(several: bool) -> None:
+    problem = random_job(5, 60, Constraints())
+    problem = of_several_codecs(problem) if several else problem
+    made = searched(problem, 0)
+    for parts in CUTS:
+        start = of_one_option(made, parts)
+        assert several or len(set(start.options.tolist())) == 1
+        found, _ = made.anneal(start, palette(made, [start]), 1, WORK, 1e-2)
+        assert simulate(problem, planned(problem, made.space, found)).step_us == pytest.approx(found.step_us, rel=1e-12)
 
 
 def test_a_plan_may_have_as_many_parts_and_tasks_as_a_waiting_tasks_code_holds() -> None:

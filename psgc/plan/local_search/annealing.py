@@ -3,7 +3,9 @@
 A move changes one thing at random: a bucket's option, its number of parts, or its turn; or it merges two buckets, splits one, or moves a
 tensor from one to another. Buckets need not be neighbours in readiness. A move that makes the step longer is taken with a probability that falls as
 the temperature does (Kirkpatrick, Gelatt and Vecchi 1983), so the search leaves plans that no single move improves. The threshold is drawn before the
-move is simulated: most bad moves are refused by the resources' total work, and the others end as soon as they are over it.
+move is simulated: most bad moves are refused by the resources' total work, and the others end as soon as they are over it. That bound on the step, which
+costs a tenth of a simulation or less, can also be annealed in place of the step: for plans to start from that are far from the best one, with the work of all
+resources in balance.
 
 Owns the moves and the schedule of temperatures, compiled. Random numbers come from a seed, and the budget counts simulated chains, so the same job
 gets the same plan on any machine.
@@ -22,8 +24,8 @@ from psgc.plan.local_search.state import (
     MOVED,
     Palette,
     Tensors,
+    bound,
     forget,
-    is_hopeless,
     keep_order,
     make_equal,
     move_tensor,
@@ -268,12 +270,15 @@ def _copy(best: Any, state: Any) -> None:
 
 @inlined
 def _rounds(
-    state: Any, trial: Any, best: Any, tensors: Any, palette: Any, memory: Any, rng: Any, most_parts: Any, budget: Any, hot: Any, cold: Any
+    state: Any, trial: Any, best: Any, tensors: Any, palette: Any, memory: Any, rng: Any, most_parts: Any, budget: Any, hot: Any, cold: Any,
+    by_bound: Any,
 ) -> Any:  # fmt: skip
-    """Anneal ``state``, which ``trial`` and ``best`` are equal to. Returns the shortest step and the work done; ``best`` is its plan."""
-    is_hopeless(state, tensors, np.inf, memory.total, memory.tail, memory.since)
-    step, work = rerun(state, tensors, memory, -1, np.inf)
-    accept(memory, 0)
+    """Anneal ``state``, which ``trial`` and ``best`` are equal to. Returns the shortest step and the work done; ``best`` is its plan. by_bound: see
+    ``anneal``."""
+    step, work = bound(state, tensors, np.inf, memory.total, memory.tail, memory.since), 0
+    if not by_bound:
+        step, work = rerun(state, tensors, memory, -1, np.inf)
+        accept(memory, 0)
     shortest, spent = step, float(work)
     while spent < budget:
         temperature = step * hot * (cold / hot) ** (spent / budget)
@@ -281,16 +286,15 @@ def _rounds(
         limit = step - temperature * np.log(1.0 - _uniform(rng))
         spent += MOVE_WORK + BUCKET_WORK * trial.size[0] + TENSORS_WORK * trial.of.size
         after, row = np.inf, 0
-        if (
-            changed
-            and price(trial, tensors, palette) <= most_parts
-            and not is_hopeless(trial, tensors, limit, memory.total, memory.tail, memory.since)
-        ):
-            row = row_of(state, trial, tensors, memory)
-            after, work = rerun(trial, tensors, memory, row, limit)
-            spent += work
+        if changed and price(trial, tensors, palette) <= most_parts:
+            after = bound(trial, tensors, limit, memory.total, memory.tail, memory.since)
+            if after <= limit and not by_bound:
+                row = row_of(state, trial, tensors, memory)
+                after, work = rerun(trial, tensors, memory, row, limit)
+                spent += work
         if after <= limit:
-            accept(memory, row)
+            if not by_bound:
+                accept(memory, row)
             make_equal(state, trial, trial)
             step = after
             if step < shortest:
@@ -306,13 +310,13 @@ def _rounds(
     _RESULT(
         _IN_F64, _IN_F64, _IN_I64, _IN_I64, types.float64, types.float64, I64, _IN_I64_2D, _IN_BOOL_2D, _IN_I64, _IN_F64, _IN_F64_2D, _IN_I64_2D, _IN_F64,
         _IN_I64, _IN_F64, _IN_F64, _I64, _F64, _I64, _I64, _I64, _F64, I64, types.float64, types.float64,
-        types.float64,
+        types.float64, types.boolean,
     )
 )  # fmt: skip
 def anneal(
     numel: Any, ready: Any, codec: Any, moment: Any, least: Any, most: Any, max_parts: Any, tasks: Any, fits: Any, held: Any, fixed: Any, slope: Any,
     curve: Any, share: Any, first: Any, curve_numel: Any, curve_us: Any, threads: Any, moments: Any, of: Any, parts: Any, option: Any, turn: Any,
-    seed: Any, budget: Any, hot: Any, cold: Any,
+    seed: Any, budget: Any, hot: Any, cold: Any, by_bound: Any,
 ) -> Any:  # fmt: skip
     """Anneal a plan. Returns the shortest step, the number of its buckets, and the work done, about ``budget``.
 
@@ -320,7 +324,8 @@ def anneal(
     of, parts, option, turn: the plan, changed in place; the last three have room for as many buckets as there are tensors. Buckets keep no order.
     seed:      of random numbers, above 0.
     budget:    number of tasks to simulate.
-    hot, cold: temperatures at the beginning and at the end, as shares of the step."""
+    hot, cold: temperatures at the beginning and at the end, as shares of the step.
+    by_bound:  anneal the lower bound on the step, and return that; nothing is simulated."""
     tensors = Tensors(numel, ready, codec, moment, least, most, max_parts)
     palette = Palette(tasks, fits, held, fixed, slope, curve, share, first, curve_numel, curve_us, threads)
     count, room = of.max() + 1, tasks.shape[1]
@@ -345,7 +350,7 @@ def anneal(
     memory = new_memory(held, threads, moments, most_parts, count)
     rng = np.empty(1, np.uint64)
     rng[0] = np.uint64(seed) * np.uint64(0x9E3779B97F4A7C15)
-    shortest, spent = _rounds(state, trial, best, tensors, palette, memory, rng, most_parts, budget, hot, cold)
+    shortest, spent = _rounds(state, trial, best, tensors, palette, memory, rng, most_parts, budget, hot, cold, by_bound)
     count = best.size[0]
     number = np.empty(buckets, np.int64)
     for place in range(count):

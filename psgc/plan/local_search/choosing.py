@@ -140,12 +140,13 @@ class Search:
         )  # fmt: skip
         return self.keep(Chosen(step, objective, buckets, choice if among is None else among[choice], start.turn)), spent
 
-    def anneal(self, start: Chosen, among: Ints, seed: int, budget: float, hot: float) -> tuple[Chosen, float]:
+    def anneal(self, start: Chosen, among: Ints, seed: int, budget: float, hot: float, by_bound: bool = False) -> tuple[Chosen, float]:
         """The best plan that one round of annealing from ``start`` finds, and the work done, in simulated tasks. It is not noted as a plan seen.
 
-        among:  the options to choose from, beside ``start``'s.
-        seed:   of random numbers, above 0.
-        hot:    the temperature at the beginning, as a share of the step."""
+        among:    the options to choose from, beside ``start``'s.
+        seed:     of random numbers, above 0.
+        hot:      the temperature at the beginning, as a share of the step.
+        by_bound: anneal the lower bound on the step in place of the step; nothing is simulated, and the result's times are infinite."""
         tensors, space = self.problem.tensors, self.space
         options = space.unique(np.concatenate([among, start.options]))
         count, buckets = len(tensors.numel), len(start.options)
@@ -156,10 +157,10 @@ class Search:
         step, buckets, work = anneal(
             tensors.numel, tensors.ready_us, tensors.codec, np.searchsorted(tensors.ready_us, tensors.ready_us), least, most, MAX_PARTS,
             space.tasks(options), np.ascontiguousarray(space.fits(options)), space.resources, *space.costs, space.threads, space.moments_us,
-            of, parts, option, turn, seed, float(budget), hot, COLD,
+            of, parts, option, turn, seed, float(budget), hot, COLD, by_bound,
         )  # fmt: skip
         made, number = renumbered(tensors, of, parts[:buckets].tolist())
-        order = np.argsort(number)
+        order, step = np.argsort(number), np.inf if by_bound else step
         return Chosen(step, step, self.cut(made), options[option[order]], np.argsort(np.argsort(turn[order], kind="stable"))), work
 
     def _ranks(self, made: Chosen) -> Ints:

@@ -40,7 +40,7 @@ class Memory(NamedTuple):
     Of a bucket's parts that have not begun, only the first waits. next_at, next_place: when a queue's next task would begin, and its place;
     changed: the queues for which these are to be found again.
     place: threads' index in ``now``, of each resource that has several; threads: their number; moments: when backward would have computed each tensor.
-    total, tail, since: see ``state.is_hopeless``.
+    total, tail, since: see ``state.bound``.
     saved_*: two saves of each row; valid: which of the two is the plan's, the other one is for the changed plan; stride: saves are made before every so
     manieth bucket; kinds: the classes that occur."""
 

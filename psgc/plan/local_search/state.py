@@ -247,11 +247,11 @@ def keep_order(state: Any) -> None:
 
 
 @inlined
-def is_hopeless(state: Any, tensors: Any, limit: Any, total: Any, tail: Any, since: Any) -> Any:
-    """Whether the step is sure to exceed ``limit``: some bucket's part takes too long, or some resource does, with the work of all buckets that are ready
-    from some moment on, after the shortest way to it and before the shortest way from it. total, tail: set to each resource's work and the shortest way
-    from it, unless the answer is yes. since: scratch."""
-    backward = tensors.ready[-1]
+def bound(state: Any, tensors: Any, limit: Any, total: Any, tail: Any, since: Any) -> Any:
+    """A lower bound on the step, or on that bound if it is over ``limit``: each bucket's part takes so long, and each resource, with the work of all buckets
+    that are ready from some moment on, after the shortest way to it and before the shortest way from it. total, tail: set to each resource's work and the
+    shortest way from it, unless the bound is over ``limit``. since: scratch."""
+    backward, least = tensors.ready[-1], 0.0
     for one in range(COUNT):
         total[one], tail[one], since[one] = 0.0, np.inf, np.inf
     for place in range(state.size[0] - 1, -1, -1):
@@ -259,14 +259,14 @@ def is_hopeless(state: Any, tensors: Any, limit: Any, total: Any, tail: Any, sin
         if state.tasks[bucket] == 0:
             continue
         ready = tensors.ready[state.last[bucket]]
-        if (ready + state.rest[bucket, 0]) * ROUNDING > limit:
-            return True
+        least = max(least, (ready + state.rest[bucket, 0]) * ROUNDING)
         for one in range(COUNT):
             if state.head[bucket, one] < np.inf:
                 total[one] += state.load[bucket, one]
                 since[one] = min(since[one], ready + state.head[bucket, one])
                 tail[one] = min(tail[one], state.tail[bucket, one])
                 end = max(since[one], backward) + total[one] if one == GPU else since[one] + total[one] + tail[one]
-                if end * ROUNDING > limit:
-                    return True
-    return False
+                least = max(least, end * ROUNDING)
+        if least > limit:
+            return least
+    return least

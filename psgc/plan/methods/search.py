@@ -1,9 +1,9 @@
 """psgc's own method: it chooses fusion, parts and every bucket's option together.
 
 Descents on the timeline choose options for a few bucketings (``seeding``, ``choosing``). For the best of these plans, options are chosen again from
-all options. Then their buckets are moved, and options chosen again for each move, until nothing helps or the budget is spent (``moving``). Last, the
-best plan is annealed (``annealing``). If the user gives more time, ``anytime`` continues from there; ``bound`` says how far a plan may be from the
-best one.
+all options. Then their buckets are moved, and options chosen again for each move, until nothing helps or the budget is spent (``moving``). Last, plans
+are annealed from several starts (``rounds``). If the user gives more time, ``anytime`` continues from there; ``bound`` says how far a plan may be from
+the best one.
 
 The budget counts simulated chains and tasks, not time, so the same job gets the same plan on any machine. The constants were chosen on random
 jobs of ``benchmarks/planning_rivals.py`` with 1 to 200 tensors and seeds 200,000 to 200,599, and on the six published traces; the figures in
@@ -18,9 +18,10 @@ from typing import Final
 import numpy as np
 
 from psgc.plan.local_search.choosing import Chosen, Search
-from psgc.plan.local_search.moving import anneal, finish, improve, palette, polish
+from psgc.plan.local_search.moving import finish, improve, palette, polish
 from psgc.plan.local_search.space import Space
 from psgc.plan.methods.result import Found
+from psgc.plan.methods.rounds import anneal_from_several
 from psgc.plan.methods.seeding import seed
 from psgc.plan.model.plan import UNCOMPRESSED, PlannedBucket
 from psgc.plan.model.problem import Problem
@@ -31,8 +32,6 @@ BUDGET: Final = 10_000  # simulated chains (``full_descent.simulation_work``) af
 ORDER_BUDGET: Final = 2_000  # simulated chains for another order at the end
 ANNEALING: Final = 3_000_000  # work of all rounds of annealing, in simulated tasks: some 0.15 s on a busy machine
 QUICK: Final = 0  # the same for plans that a running job makes
-TEMPERATURES: Final = (3e-3,) * 10  # of each round's beginning, as shares of the step
-DESCENT: Final = 1_000  # simulated chains of the descent behind a round
 
 
 def search(problem: Problem, annealing: float | None = None) -> Found:
@@ -53,8 +52,8 @@ def searched(problem: Problem, annealing: float | None = None) -> Search:
     plans, budget = polish(made, POLISHED, BUDGET)
     for one in plans[:IMPROVED]:
         budget = improve(made, one, budget, palette(made, plans))
-    for number, hot in enumerate(TEMPERATURES if work else ()):
-        anneal(made, palette(made, plans), number + 1, work / len(TEMPERATURES), hot, DESCENT)
+    if work:
+        anneal_from_several(made, plans, work)
     finish(made, ORDER_BUDGET)
     return made
 
