@@ -265,8 +265,8 @@ def warm(run: Run) -> dict[str, Any]:
 def tests(run: Run) -> dict[str, Any]:
     """The kernels against the CPU's bytes, and the device path, on this device."""
     # Compiling for other devices needs no GPU, and takes long.
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:benchmark", "--tb=short", "-rfE", "-m", "not long", "--ignore=tests/cuda/test_ahead.py",
-             "-o", f"timeout={max(1, int(run.left_s))}"]  # fmt: skip
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:benchmark", "--tb=short", "-rfE", "-m", "not long",
+             "--ignore=tests/cuda/test_ahead.py", "-o", f"timeout={max(1, int(run.left_s))}"]  # fmt: skip
     if run.dry:
         words.append("--collect-only")
     elif importlib.util.find_spec("xdist") is not None:  # most of the time goes into compiling
