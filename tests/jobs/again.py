@@ -10,6 +10,7 @@ import gc
 import os
 import sys
 import threading
+import time
 import weakref
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import torch
 import psgc.torch as psgc
 from psgc.torch.session import api
 
+ENDING_S = 10.0
 sessions: list[weakref.ref[object]] = []  # of the jobs so far
 
 
@@ -66,7 +68,9 @@ def opened() -> str:
     maps = Path("/proc/self/maps").read_text()
     segments = sum("memfd:" in line or "/dev/shm" in line for line in maps.splitlines())
     resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    threads = len(os.listdir("/proc/self/task"))
+    deadline = time.monotonic() + ENDING_S
+    while (threads := len(os.listdir("/proc/self/task"))) > threading.active_count() and time.monotonic() < deadline:
+        time.sleep(0.01)  # a thread that was joined may still be ending
     return f"fds={len(os.listdir('/proc/self/fd'))} threads={threads} python={threading.active_count()} segments={segments} rss={resident >> 20}"
 
 

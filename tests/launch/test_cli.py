@@ -69,7 +69,9 @@ def test_codecs_prints_one_json_document_and_nothing_else(launched: Any) -> None
     assert (status, err) == (0, "")
     entries = json.loads(out)
     names = {"name", "canonical", "parameters", "ratio_fp32", "ratio_bf16", "unbiased", "feedback", "additive"}
-    assert all(set(entry) == names | {"nmse_gaussian", "nmse_heavy", "advice"} for entry in entries)
+    assert all(
+        set(entry) - {"gpu"} == names | {"nmse_gaussian", "nmse_heavy", "advice"} for entry in entries
+    )  # of what was measured on a GPU
     assert {"none", "onebit", "int8", "topk"} <= {entry["name"] for entry in entries}
 
 
