@@ -38,9 +38,8 @@ class AutoPlan(Observer):
         self._times = StepTimes(clocks, sample)
         self._allowed, self._costs = Allowed(exchange, sample), Costs(exchange, clocks, sample)
         self.candidates = Candidates(exchange, self._allowed, self._costs, clocks.now_ns, self._say)
-        self._table = RankTable(
-            session, f"psgc.auto {exchange.name}", 2
-        )  # milliseconds of a step, and how much its error exceeds what is allowed
+        # milliseconds of a step, and how much its error exceeds what is allowed
+        self._table = RankTable(session, f"psgc.auto {exchange.name}", 2)
         self._told = self._said_held = False  # an optimizer has told of a step; a line has told of an allowance that is used up
         self._known = 0  # parameters
         if session.rank == 0:
