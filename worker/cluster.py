@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,13 @@ logger = logging.getLogger(__name__)
 LAST_WORDS_S: Final = 3.0  # limit on telling the scheduler why this rank could not join
 
 
+class _Declared(NamedTuple):
+    """given: the object that the front end gave, which need not be looked at again."""
+
+    declaration: Declaration
+    given: Declaration
+
+
 class ClusterSession(SessionWithOutcome):
     """See Session. Built by ``open``, which returns once every member of the job is there."""
 
@@ -47,7 +54,7 @@ class ClusterSession(SessionWithOutcome):
         self.trace = self._network.trace
         self.figures = Figures(time.monotonic())
         self._executor: Executor  # once the job has begun
-        self._names: dict[str, Declaration] = {}
+        self._names: dict[str, _Declared] = {}
         self._early: dict[str, list[Submission]] = {}  # steps of named tensors whose layouts are not there yet
         self._opening = threading.Lock()
         self._lock = threading.Lock()
@@ -86,8 +93,7 @@ class ClusterSession(SessionWithOutcome):
         return session
 
     def declare(self, declaration: Declaration) -> Layout:
-        declaration = self._seeded(declaration)
-        self._remember(declaration)
+        declaration = self._checked(declaration)
         known = self._network.layouts.get(declaration.name)
         if known is not None:
             return known
@@ -112,8 +118,7 @@ class ClusterSession(SessionWithOutcome):
         return ticket
 
     def submit_named(self, declaration: Declaration, buffer: BucketBuffer, *, skip: bool = False, priority: int | None = None) -> Ticket:
-        declaration = self._seeded(declaration)
-        self._remember(declaration)
+        declaration = self._checked(declaration)
         ticket = self.outcome.board.issue()
         submission = Submission(buffer, ticket, skip, priority=priority)
         with self._opening:
@@ -168,7 +173,7 @@ class ClusterSession(SessionWithOutcome):
 
     @property
     def synchronised(self) -> bool:
-        return any(declaration.kind != "broadcast" and not name.startswith(ROOT_OF) for name, declaration in self._names.items())
+        return any(declaration.kind != "broadcast" and not name.startswith(ROOT_OF) for name, (declaration, _) in self._names.items())
 
     def fail(self, text: str) -> None:
         if not self.outcome.closed:
@@ -249,26 +254,30 @@ class ClusterSession(SessionWithOutcome):
         if self._network.stopped.wait(max(self.config.step_timeout_s, self.config.dead_s) + 5.0):
             self._network.join()  # its last moments: a process that counts its threads after shutdown finds none of ours
 
-    def _seeded(self, declaration: Declaration) -> Declaration:
-        seed = declaration.seed if declaration.seed >= 0 else self.config.seed
-        if self.config.hashed:
-            HashPlacement.parse(self.config.hashed).check(self.config.servers, self.config.nodes)
-        return replace(declaration, seed=seed, hashed=self.config.hashed)
-
-    def _remember(self, declaration: Declaration) -> None:
-        """Check a declaration before it is sent: its codec, and that it agrees with an earlier one of this name."""
+    def _checked(self, given: Declaration) -> Declaration:
+        """With the job's seed and placement. Checked before it is sent: its codec, and that it agrees with an earlier one of this name."""
         self.check()
         with self._lock:
-            known = self._names.get(declaration.name)
+            known = self._names.get(given.name)
+            if known is not None and known.given is given:
+                return known.declaration
+            declaration = self._seeded(given)
             if known is None:
                 for dtype in {tensor.dtype for tensor in declaration.tensors}:
                     parse_scheme(declaration.codec, BucketContext(dtype))
                 build_layout(  # the scheduler's own would end the job
                     declaration, layout_id=0, servers=self.config.servers, workers=self.size, ranks=self.ranks
                 )
-                self._names[declaration.name] = declaration
-                return
-        declaration.check_same(known)
+                self._names[declaration.name] = _Declared(declaration, given)
+                return declaration
+        declaration.check_same(known.declaration)
+        return declaration
+
+    def _seeded(self, declaration: Declaration) -> Declaration:
+        seed = declaration.seed if declaration.seed >= 0 else self.config.seed
+        if self.config.hashed:
+            HashPlacement.parse(self.config.hashed).check(self.config.servers, self.config.nodes)
+        return replace(declaration, seed=seed, hashed=self.config.hashed)
 
 
 def pool_threads(config: Config) -> int:

@@ -61,6 +61,12 @@ class Stream:
     first: int = 0
     layout: int = 0
 
+    def at(self, step: int, rank: int | None = None, first: int | None = None) -> Stream:
+        """Of another step, and of another rank, or from another element on. Each payload has one: a tenth of the time of ``dataclasses.replace``."""
+        return Stream(
+            self.seed, step, self.rank if rank is None else rank, self.bucket, self.first if first is None else first, self.layout
+        )
+
 
 class Codec(ABC):
     """An encoding with its parameters, for parts of one dtype. Instances are immutable and may be shared between threads."""

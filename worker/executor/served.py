@@ -7,7 +7,6 @@ is encoded, so that a step that the trainer does not apply can be added back.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -92,7 +91,7 @@ class ServedPart:
         yield EncodingPlace(slice(*self._slice), self._feedback, self.agreement, True, self._placed)
 
     def begin(self, step: int, submission: Submission, location: Location, array: NDArray[Any]) -> None:
-        self._submission, self._stream = submission, replace(self._stream, step=step)
+        self._submission, self._stream = submission, self._stream.at(step)
         dropped = self.agreement.begin(submission.skip, submission.previous_skipped, on_host=True)
         self._feedback.begin(bool(dropped), submission.rescale)
         self._feedback.move(location.device)

@@ -10,7 +10,6 @@ Invariant: what is kept changes only between steps and where a step's result is 
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -88,7 +87,7 @@ class Slots:
 
     def _drawn(self, rank: int, piece: Range) -> Stream:
         """The random numbers that a piece is encoded with in this step."""
-        return replace(self._stream, step=self._step, rank=rank, first=self._stream.first + piece[0])
+        return self._stream.at(self._step, rank, self._stream.first + piece[0])
 
     def wrote(self, slot: int, piece: Range, payload: Payload) -> None:
         """This payload was encoded."""

@@ -7,11 +7,12 @@ would start a team of OpenMP threads beside the trainer's.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -56,6 +57,7 @@ def _text(value: object) -> str:
     return str(value).removeprefix("torch.")
 
 
+@functools.lru_cache(maxsize=256)
 def staging_dtype(codec: str, dtype: str) -> torch.dtype:
     """What the codec wants a bucket of ``dtype`` handed over in: its own dtype, or float32."""
     wanted = np.dtype(parse_scheme(codec, BucketContext(dtype)).array_dtype)
@@ -376,7 +378,7 @@ class TensorsBuffer(DeviceBuffer):
         if not self._late:
             for event in self._stored.values():
                 event.synchronize()
-        self._bound = replace(self._bound, tensors=(), events={})
+        self._bound = _Bound((), self._bound.likes, self._bound.engines)
         self._flat.elements = None
 
     def arrive(self) -> None:

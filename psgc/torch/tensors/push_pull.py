@@ -254,8 +254,11 @@ def _start(declared: Declaration, tensor: torch.Tensor, priority: int) -> int:
 
 
 def _declaration(session: Session, name: str, shape: tuple[int, ...], dtype: str, codec: str, average: bool) -> Declaration:
-    names = _names_of(session)
-    wanted = declaration(session, f"push_pull.{name}", "adhoc", (TensorSpec(name, shape, dtype),), codec, bool(average))
+    names, spec = _names_of(session), TensorSpec(name, shape, dtype)
+    known = names.declared.get(name)
+    if known is not None and known.tensors[0] == spec and known.codec == codec and known.mean == bool(average):
+        return known
+    wanted = declaration(session, f"push_pull.{name}", "adhoc", (spec,), codec, bool(average))
     with names.lock:
         known = names.declared.get(name)
         if known is None:
@@ -281,7 +284,8 @@ def _unnamed(tensor: torch.Tensor, average: bool, codec: str) -> str:
 
 
 def _names_of(session: Session) -> _Names:
-    return _names.setdefault(session, _Names())
+    found = _names.get(session)
+    return _names.setdefault(session, _Names()) if found is None else found
 
 
 def _carry_over(before: Session, now: Session) -> None:
