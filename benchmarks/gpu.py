@@ -350,7 +350,7 @@ def many_tensors(run: Run) -> dict[str, Any]:
         if side is None or not hasattr(side, "encode_many"):
             found[name] = {"left_out": "no GPU side that encodes many"}
             continue
-        from psgc.cuda.common.device_codec import Encoding
+        from psgc.device.codec import Encoding
 
         def item(numel: int, codec: Any = codec, side: Any = side) -> Any:
             scratch = side.scratch_bytes(numel)

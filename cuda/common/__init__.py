@@ -1,1 +1,1 @@
-"""What the GPU sides of codecs share: the interface, launching, and operations on elements."""
+"""What the GPU sides of codecs share: launching, and operations on elements."""

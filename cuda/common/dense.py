@@ -11,8 +11,8 @@ import torch
 from psgc.codecs.codec import Codec, Stream
 from psgc.cuda.common.checks import check_part, check_payload, check_payloads, check_status
 from psgc.cuda.common.decoded_kernels import ADDS, COMMITS, DECODES
-from psgc.cuda.common.device_codec import Decoding, DeviceCodec, DeviceStream
 from psgc.cuda.common.many import Reading, ReadingTables
+from psgc.device.codec import Decoding, DeviceCodec, DeviceStream
 
 
 class Written(NamedTuple):

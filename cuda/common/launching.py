@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from psgc.codecs.codec import Stream
-from psgc.cuda.common.device_codec import DeviceStream, stream_words
+from psgc.device.codec import DeviceStream, stream_words
 from psgc.diagnostics import compiling
 
 # No fused multiply-add, and denormals are kept: roundings are part of what a codec promises.

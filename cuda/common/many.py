@@ -16,8 +16,8 @@ import torch
 from psgc.codecs.codec import Codec, Stream
 from psgc.cuda.common.checks import check_part, check_payload, check_payloads, check_status
 from psgc.cuda.common.decoded_kernels import ADDS, COMMITS, DECODES
-from psgc.cuda.common.device_codec import Decoding, Encoding, Use
 from psgc.cuda.common.launching import TRITON_DTYPES
+from psgc.device.codec import Decoding, Encoding, Use
 
 FIELDS: Final = 8
 """Of a part, int64: the addresses of grad, residual (0: none), out and status; elements; its first program; the payload's bytes; scratch (0: none)."""

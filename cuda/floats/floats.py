@@ -13,10 +13,10 @@ import torch
 
 from psgc.codecs.codec import FLOATS, Codec, Stream
 from psgc.cuda.common.checks import check_part, check_payload, check_payloads, check_place, check_status
-from psgc.cuda.common.device_codec import Decoding, DeviceCodec, DeviceStream, Encoding
 from psgc.cuda.common.launching import TRITON_DTYPES, launch
 from psgc.cuda.common.many import ReadingTables, Tables
 from psgc.cuda.floats.kernels import add_kernel, cast_many_kernel, mean_kernel, read_many_kernel
+from psgc.device.codec import Decoding, DeviceCodec, DeviceStream, Encoding
 from psgc.errors import CodecError
 
 TILE: Final = 2048  # elements a program

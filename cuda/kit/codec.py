@@ -14,10 +14,10 @@ from psgc.codecs.codec import Codec, Stream
 from psgc.codecs.kit.codec import KitCodec
 from psgc.codecs.kit.ops import Random, packed_bytes
 from psgc.cuda.common.checks import check_part, check_payload, check_payloads, check_status
-from psgc.cuda.common.device_codec import Decoding, DeviceCodec, DeviceStream, Encoding
 from psgc.cuda.common.many import alike, check_decoding
 from psgc.cuda.kit.ops import OnePartOnly, TorchOps
 from psgc.cuda.kit.vectors import DeviceVector, from_bytes, to_bytes
+from psgc.device.codec import Decoding, DeviceCodec, DeviceStream, Encoding
 from psgc.errors import CodecError
 
 TOGETHER_ELEMENTS: Final = 1 << 17  # of a part that is encoded with others: beyond, starting the operators is the lesser part of the time

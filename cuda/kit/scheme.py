@@ -10,10 +10,10 @@ from psgc.codecs.backends import cuda_side
 from psgc.codecs.codec import Stream
 from psgc.codecs.kit.scheme import KitScheme
 from psgc.codecs.scheme import Scheme, check_part
-from psgc.cuda.common.device_codec import DeviceCodec
-from psgc.cuda.common.device_state import DeviceState
 from psgc.cuda.kit.ops import TorchOps
 from psgc.cuda.kit.vectors import DeviceVector
+from psgc.device.codec import DeviceCodec
+from psgc.device.state import DeviceState
 from psgc.errors import CodecError
 
 

@@ -18,10 +18,10 @@ from psgc.codecs.common.streams import keys
 from psgc.codecs.common.sums import LEAF
 from psgc.codecs.powersgd import SHARED_RANK, Matrix, PowerSgdScheme
 from psgc.codecs.scheme import Scheme, check_part
-from psgc.cuda.common.device_state import DeviceState
 from psgc.cuda.common.launching import launch
 from psgc.cuda.common.tensor_streams import uniform
 from psgc.cuda.lowrank.kernels import orthonormal_kernel, product_kernel
+from psgc.device.state import DeviceState
 from psgc.errors import CodecError
 
 PUT: Final = 0

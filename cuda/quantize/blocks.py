@@ -16,11 +16,11 @@ from psgc.codecs.quantize.blocks import BlockCodec
 from psgc.codecs.quantize.rotation import GROUP
 from psgc.codecs.tbq import TbqCodec
 from psgc.cuda.common.dense import DenseDevice, Written
-from psgc.cuda.common.device_codec import DeviceCodec, DeviceStream, Encoding, stream_words
 from psgc.cuda.common.launching import TRITON_DTYPES, draws, launch, rescaling
 from psgc.cuda.common.many import Reading, ReadingTables, Tables
 from psgc.cuda.quantize import block_kernels as kernels
 from psgc.cuda.quantize import code_kernels as codes
+from psgc.device.codec import DeviceCodec, DeviceStream, Encoding, stream_words
 
 TILE: Final = 2048  # elements a program: 16 a thread
 

@@ -10,9 +10,9 @@ import torch
 from psgc.codecs.codec import Stream
 from psgc.codecs.scheme import Scheme, check_part
 from psgc.codecs.shared import LEAST_TOP, SharedScheme
-from psgc.cuda.common.device_state import DeviceState
 from psgc.cuda.common.launching import draws, launch
 from psgc.cuda.shared.kernels import BLOCK, add_kernel, apply_kernel, codes_kernel, maxima_kernel
+from psgc.device.state import DeviceState
 
 ROWS: Final = 8  # blocks a program
 _LEAST: Final = float(LEAST_TOP)

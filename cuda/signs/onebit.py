@@ -13,10 +13,10 @@ import torch
 from psgc.codecs.codec import BLOCK, Codec
 from psgc.codecs.onebit import UnitOneBitCodec
 from psgc.cuda.common.dense import DenseDevice, Written
-from psgc.cuda.common.device_codec import Encoding
 from psgc.cuda.common.launching import TRITON_DTYPES, launch, rescaling
 from psgc.cuda.common.many import Reading, ReadingTables, Tables
 from psgc.cuda.signs import sign_kernels as kernels
+from psgc.device.codec import Encoding
 
 # Blocks that one warp takes: 2 give each thread 16 bytes of a row, but leave a GPU idle that has too few to work on. With what is left out, a
 # program's inputs must stay in the L2 cache until they are read again. Programs of several warps would wait for each other at each row.

@@ -10,7 +10,6 @@ import torch
 from psgc.codecs.blocktopk import MOST_BLOCK, BlockTopKCodec
 from psgc.codecs.codec import Codec, Stream
 from psgc.codecs.common.sums import LEAF
-from psgc.cuda.common.device_codec import Decoding, DeviceStream, Encoding
 from psgc.cuda.common.launching import TRITON_DTYPES, launch, rescaling
 from psgc.cuda.common.many import ReadingTables, Tables
 from psgc.cuda.common.scratch import Plan, allocated, cut, given_scratch
@@ -20,6 +19,7 @@ from psgc.cuda.sparsify.many.blocktopk_kernels import blocktopk_many_kernel
 from psgc.cuda.sparsify.select_kernels import CHOSEN
 from psgc.cuda.sparsify.selection import NO_GUESS, Source, choose_largest, clear, emit, selection_plan
 from psgc.cuda.sparsify.sparse import MANY_TILE, ONE_PROGRAM_ELEMENTS, GapsDevice
+from psgc.device.codec import Decoding, DeviceStream, Encoding
 
 KEY_BITS: Final = 63
 UNITS: Final = 32  # runs whose squares one program sums

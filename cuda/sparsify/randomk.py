@@ -8,13 +8,13 @@ import torch
 
 from psgc.codecs.codec import Codec, Stream
 from psgc.codecs.randomk import RandomKCodec, shared_stream
-from psgc.cuda.common.device_codec import Decoding, DeviceStream, Encoding, stream_words
 from psgc.cuda.common.launching import TRITON_DTYPES, draws, launch, rescaling
 from psgc.cuda.common.many import ReadingTables, Tables
 from psgc.cuda.sparsify.randomk_kernels import apply_kernel, gather_kernel, read_many_kernel, scan_kernel, write_many_kernel
 from psgc.cuda.sparsify.scatter_kernels import PUT, TILE
 from psgc.cuda.sparsify.selection import Source
 from psgc.cuda.sparsify.sparse import SparseDevice
+from psgc.device.codec import Decoding, DeviceStream, Encoding, stream_words
 
 
 class RandomKDevice(SparseDevice):

@@ -11,13 +11,13 @@ import torch
 from psgc.codecs.codec import Codec, Stream
 from psgc.cuda.common.checks import check_part, check_payload, check_payloads, check_status
 from psgc.cuda.common.decoded_kernels import ADDS
-from psgc.cuda.common.device_codec import Decoding, DeviceCodec, DeviceStream
 from psgc.cuda.common.launching import launch, rescaling
 from psgc.cuda.common.many import Reading, ReadingTables
 from psgc.cuda.common.scratch import Plan, planned_bytes
 from psgc.cuda.sparsify.many.reading_kernels import read_many_kernel
 from psgc.cuda.sparsify.scatter_kernels import ADD, PUT, TAKE, TILE, correct_kernel
 from psgc.cuda.sparsify.selection import Source
+from psgc.device.codec import Decoding, DeviceCodec, DeviceStream
 
 ONE_PROGRAM_ELEMENTS: Final = (
     1 << 15

@@ -14,7 +14,6 @@ import torch
 from psgc.codecs.codec import Codec, Stream
 from psgc.codecs.sparsify.largest import MOST_OVER, sample_size, sampled_rank
 from psgc.codecs.topk import TopKCodec
-from psgc.cuda.common.device_codec import Decoding, DeviceStream, Encoding
 from psgc.cuda.common.launching import TRITON_DTYPES, launch, rescaling
 from psgc.cuda.common.many import ReadingTables, Tables
 from psgc.cuda.common.scratch import Plan, allocated, cut, given_scratch
@@ -41,6 +40,7 @@ from psgc.cuda.sparsify.selection import (
     selection_plan,
 )
 from psgc.cuda.sparsify.sparse import MANY_TILE, ONE_PROGRAM_ELEMENTS, GapsDevice
+from psgc.device.codec import Decoding, DeviceStream, Encoding
 from psgc.errors import CodecError
 
 

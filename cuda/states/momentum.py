@@ -15,12 +15,12 @@ from psgc.codecs.codec import Bytes, Stream
 from psgc.codecs.common.sums import LEAF
 from psgc.codecs.momentum import MomentumScheme
 from psgc.codecs.scheme import Scheme
-from psgc.cuda.common.device_codec import DeviceCodec
-from psgc.cuda.common.device_state import DeviceState
 from psgc.cuda.common.launching import launch
 from psgc.cuda.common.scratch import allocated
 from psgc.cuda.common.sums import STEPS, sums_plan, total
 from psgc.cuda.states.momentum_kernels import advance_kernel, squares_kernel
+from psgc.device.codec import DeviceCodec
+from psgc.device.state import DeviceState
 
 TILE: Final = 2048  # elements a program
 

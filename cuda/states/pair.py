@@ -9,8 +9,8 @@ import torch
 from psgc.codecs.backends import cuda_side
 from psgc.codecs.codec import Stream
 from psgc.codecs.scheme import PairScheme, Round, Scheme, check_part
-from psgc.cuda.common.device_codec import DeviceCodec
-from psgc.cuda.common.device_state import DeviceState
+from psgc.device.codec import DeviceCodec
+from psgc.device.state import DeviceState
 
 
 class PairDeviceState(DeviceState):

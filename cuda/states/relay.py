@@ -11,8 +11,8 @@ from psgc.codecs.codec import Bytes, Stream
 from psgc.codecs.common.payloads import MAX_PAYLOADS
 from psgc.codecs.relay import RelayScheme, split_payloads
 from psgc.codecs.scheme import BucketContext, Round, Scheme, check_part
-from psgc.cuda.common.device_codec import DeviceCodec
-from psgc.cuda.common.device_state import DeviceState
+from psgc.device.codec import DeviceCodec
+from psgc.device.state import DeviceState
 
 
 class RelayDeviceState(DeviceState):

@@ -15,8 +15,8 @@ from psgc.codecs.backends import cuda_side, cuda_state
 from psgc.codecs.codec import Stream
 from psgc.codecs.registry import parse_scheme
 from psgc.codecs.scheme import BucketContext, PairScheme
-from psgc.cuda.common.device_codec import Decoding, DeviceCodec, Encoding
-from psgc.cuda.common.device_state import DeviceState
+from psgc.device.codec import Decoding, DeviceCodec, Encoding
+from psgc.device.state import DeviceState
 from psgc.errors import CodecError
 
 DTYPES: Final = ("float32", "bfloat16")

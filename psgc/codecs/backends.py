@@ -1,6 +1,6 @@
 """Which backends a codec has, ``cpu`` and ``cuda``, and its GPU side: the only file that knows all of them.
 
-A GPU side is a ``psgc.cuda.common.device_codec.DeviceCodec``. Its module, and with it triton, is imported when a CUDA tensor first needs it, never
+A GPU side is a ``psgc.device.codec.DeviceCodec``. Its module, and with it triton, is imported when a CUDA tensor first needs it, never
 where there is no CUDA. A codec class without a row runs on the CPU; a subclass has a row of its own, for its payload may be another one.
 """
 
@@ -31,7 +31,7 @@ _CUDA: dict[str, str] = {
     "psgc.codecs.onebit:OneBitCodec": "psgc.cuda.signs.onebit:OneBitDeviceCodec",
     "psgc.codecs.onebit:UnitOneBitCodec": "psgc.cuda.signs.onebit:OneBitDeviceCodec",
 }
-# "module:Class" of a scheme -> "module:Name" of what makes its ``psgc.cuda.common.device_state.DeviceState``, or gives None where its codecs have no GPU side.
+# "module:Class" of a scheme -> "module:Name" of what makes its ``psgc.device.state.DeviceState``, or gives None where its codecs have no GPU side.
 _CUDA_SCHEMES: dict[str, str] = {
     "psgc.codecs.scheme:PairScheme": "psgc.cuda.states.pair:pair_state",
     "psgc.codecs.relay:RelayScheme": "psgc.cuda.states.relay:relay_state",

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from psgc.codecs.backends import cuda_side
-from psgc.cuda.common.device_codec import DeviceStream, stream_words
+from psgc.device.codec import DeviceStream, stream_words
 from tests.cuda.against_cpu import RESCALE, STREAM, Pair, assert_same, bits, status, tensor, values
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)

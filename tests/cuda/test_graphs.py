@@ -56,8 +56,8 @@ def test_numbers_of_a_step_on_the_device_are_those_of_the_host(device: torch.dev
 
 def test_launches_do_not_depend_on_a_step_that_lies_on_the_device(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     from psgc.cuda.common import launching
-    from psgc.cuda.common.device_codec import DeviceStream
     from psgc.cuda.common.tensor_streams import write_words
+    from psgc.device.codec import DeviceStream
 
     launched: list[Any] = []
     monkeypatch.setattr(launching, "observers", [lambda *launch: launched.append(described(launch))])
@@ -81,7 +81,7 @@ def test_launches_do_not_depend_on_a_step_that_lies_on_the_device(device: torch.
 
 def test_encoding_allocates_nothing(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are not run: what is left are torch's operators."""
-    from psgc.cuda.common.device_codec import DeviceStream
+    from psgc.device.codec import DeviceStream
 
     def launch(kernel: Any, programs: int, *arguments: Any, num_warps: int = 4, **constants: Any) -> None:
         started.append(kernel)
@@ -101,8 +101,8 @@ def test_encoding_allocates_nothing(device: torch.device, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("text", [*DRAWING, "int4", "onebit", "bf16", "topk:k=0.1", "topk:k=0.1,select=mstopk", "blocktopk:k=0.5"])
 def test_a_captured_graph_encodes_for_the_step_that_it_finds(device: torch.device, text: str) -> None:
-    from psgc.cuda.common.device_codec import DeviceStream
     from psgc.cuda.common.tensor_streams import write_words
+    from psgc.device.codec import DeviceStream
 
     if device.type != "cuda":
         pytest.skip("no CUDA device: graphs are captured on a GPU")

@@ -13,7 +13,7 @@ from psgc.codecs.backends import cuda_side, cuda_state
 from psgc.codecs.codec import CodecPair
 from psgc.codecs.int8 import Int8Codec
 from psgc.codecs.scheme import PairScheme
-from psgc.cuda.common.device_codec import Decoding, Encoding
+from psgc.device.codec import Decoding, Encoding
 from psgc.errors import CodecError
 from psgc.torch.device import engines
 from tests.cuda.against_cpu import STREAM, Pair, status

@@ -16,7 +16,7 @@ from psgc.codecs.backends import backends, cuda_side
 from psgc.codecs.kit import Field, KitCodec
 from psgc.codecs.kit.cpu import CpuOps
 from psgc.codecs.kit.ops import Ops
-from psgc.cuda.common.device_codec import Decoding, Encoding
+from psgc.device.codec import Decoding, Encoding
 from tests.codecs.conftest import code_of_page
 from tests.cuda.against_cpu import RESCALE, STREAM, Pair, assert_same, bits, status, tensor, values
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from psgc.codecs.registry import registered_codecs
-from psgc.cuda.common.device_codec import Decoding, Encoding
+from psgc.device.codec import Decoding, Encoding
 from psgc.errors import CodecError
 from tests.cuda.against_cpu import RESCALE, STREAM, Pair, assert_same, bits, payload_tensor, status, tensor, values
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from psgc.codecs.randomk import shared_stream
-from psgc.cuda.common.device_codec import DeviceStream, stream_words
+from psgc.device.codec import DeviceStream, stream_words
 from tests.cuda.against_cpu import STREAM, Pair, status, tensor, values
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)

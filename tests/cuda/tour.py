@@ -13,7 +13,7 @@ from psgc.codecs.backends import cuda_side, cuda_state
 from psgc.codecs.codec import FLOATS, Stream
 from psgc.codecs.registry import parse_codec, parse_scheme
 from psgc.codecs.scheme import BucketContext
-from psgc.cuda.common.device_codec import Decoding, Encoding
+from psgc.device.codec import Decoding, Encoding
 
 NUMEL: Final = 20000  # above what a sparse codec looks at as a whole
 STREAM: Final = Stream(seed=1, step=1, rank=0, bucket=0)

@@ -1,4 +1,4 @@
-"""A scheme's CPU state in the form of a device state, which runs in place of the kernels on a recorded device; see cuda/common/device_state.py."""
+"""A scheme's CPU state in the form of a device state, which runs in place of the kernels on a recorded device; see psgc/device/state.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from psgc.codecs.codec import Stream
 from psgc.codecs.scheme import Scheme
-from psgc.cuda.common.device_state import DeviceState
+from psgc.device.state import DeviceState
 
 
 class CpuState(DeviceState):

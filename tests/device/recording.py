@@ -22,7 +22,7 @@ from psgc.codecs.blocktopk import BlockTopKCodec, places_of
 from psgc.codecs.codec import Codec, Stream
 from psgc.codecs.scheme import Scheme, slices
 from psgc.codecs.sparsify.gaps import packed_length, unpack
-from psgc.cuda.common.device_codec import DeviceCodec
+from psgc.device.codec import DeviceCodec
 from psgc.errors import UsageError
 from psgc.torch.device.runtime import Event as RuntimeEvent
 from tests.device.cpu_state import CpuState

@@ -15,8 +15,8 @@ from torch import distributed as dist
 from psgc.codecs import Scheme
 from psgc.codecs.backends import device_codec, device_state
 from psgc.codecs.codec import Codec
-from psgc.cuda.common.device_codec import DeviceCodec
-from psgc.cuda.common.device_state import DeviceState
+from psgc.device.codec import DeviceCodec
+from psgc.device.state import DeviceState
 from psgc.errors import UsageError
 from psgc.torch.device.runtime import Event, Mark, Stream
 from psgc.transport.memory.numa import bus_of, memory_on, node_of

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from psgc.codecs import SchemeState
 from psgc.codecs.codec import Stream
 from psgc.codecs.common.payloads import MAX_PAYLOADS
-from psgc.cuda.common.device_codec import DeviceCodec
+from psgc.device.codec import DeviceCodec
 from psgc.errors import DeviceError
 from psgc.torch.device.engine import Engine
 from psgc.torch.device.launches import Coming, Ready, coming

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from psgc.codecs import Scheme
 from psgc.codecs.codec import F32, Codec
-from psgc.cuda.common.device_codec import DeviceCodec
-from psgc.cuda.common.device_state import DeviceState
+from psgc.device.codec import DeviceCodec
+from psgc.device.state import DeviceState
 from psgc.errors import DeviceError
 from psgc.torch.device.completions import Completions
 from psgc.torch.device.faults import device_faults

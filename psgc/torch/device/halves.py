@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from psgc.codecs.codec import Codec, Encoded, Stream
 from psgc.codecs.scheme import slices
-from psgc.cuda.common.device_codec import DeviceCodec
+from psgc.device.codec import DeviceCodec
 from psgc.torch.device.elements import DeviceElements
 from psgc.torch.device.engine import Engine
 from psgc.worker.device import Bytes, EncodedThen

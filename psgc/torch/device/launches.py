@@ -17,7 +17,7 @@ from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 import torch
 
 from psgc.codecs.codec import Stream
-from psgc.cuda.common.device_codec import DeviceCodec, Encoding
+from psgc.device.codec import DeviceCodec, Encoding
 from psgc.errors import DeviceError
 from psgc.torch.device.faults import fault_of
 from psgc.torch.device.runtime import Event, Runtime

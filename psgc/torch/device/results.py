@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from psgc.cuda.common.device_codec import Decoding, DeviceCodec
+from psgc.device.codec import Decoding, DeviceCodec
 from psgc.torch.device.launches import SMALL_ELEMENTS, Together
 from psgc.worker.device import Bytes
 

@@ -13,8 +13,8 @@ import torch
 
 from psgc.codecs import Scheme
 from psgc.codecs.codec import Codec
-from psgc.cuda.common.device_codec import DeviceCodec
-from psgc.cuda.common.device_state import DeviceState
+from psgc.device.codec import DeviceCodec
+from psgc.device.state import DeviceState
 
 
 class Event(Protocol):

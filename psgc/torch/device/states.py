@@ -13,7 +13,7 @@ import torch
 
 from psgc.codecs import Scheme, SchemeState
 from psgc.codecs.codec import Stream
-from psgc.cuda.common.device_state import DeviceState
+from psgc.device.state import DeviceState
 from psgc.errors import CodecError
 from psgc.torch.device.elements import DeviceElements, values_of
 from psgc.torch.device.engine import Engine

@@ -16,7 +16,7 @@ import torch
 from psgc.codecs import parse_codec
 from psgc.codecs.codec import Stream
 from psgc.codecs.common.one_part import Part
-from psgc.cuda.common.device_codec import DeviceCodec
+from psgc.device.codec import DeviceCodec
 from psgc.plan.inputs.cluster import Link
 from psgc.plan.inputs.profile import CostCurve
 from psgc.torch.device.engine import Engine

@@ -1,7 +1,7 @@
 """What the GPU side of a scheme's state is; ``psgc.codecs.backends`` finds it for a scheme and a device.
 
 A ``DeviceState`` does on a GPU what its ``SchemeState`` does on the CPU, for a whole part. Tensors, ``status``, ``rescale`` and what calls may do are those of
-``device_codec``; ``stream`` is a ``Stream``.
+``codec``; ``stream`` is a ``Stream``.
 """
 
 from __future__ import annotations
