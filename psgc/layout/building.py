@@ -110,7 +110,7 @@ def build_layout(
         specs = sorted(declaration.buckets, key=lambda spec: -spec.priority)
     else:
         specs = [_fused(declaration, members, number) for number, members in enumerate(_fuse(declaration, used_by_all))]
-    turn = layout_id if declaration.turn < 0 else declaration.turn  # layouts of one part each, too, are spread over the servers
+    turn = layout_id if declaration.turn < 0 else declaration.turn  # names of one part each, too, are spread over the servers
     hashed = HashPlacement.parse(declaration.hashed) if declaration.hashed and machines is not None else None
     machines = machines or Machines.alone(servers, workers)
     part_bytes = _most_part_bytes(declaration, servers)

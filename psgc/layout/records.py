@@ -93,8 +93,10 @@ class Declaration:
     awaited_singly: the trainer waits for each bucket by itself, and not for all of them at the end of a step; so each bucket goes over all servers, in
                     short parts.
 
-    Three fields continue the random streams, warm-ups and servers of an earlier job's layout. stream: the name that the streams belong to, "" for
-    ``name``; past_steps: the steps that the tensors have taken before; turn: the server of the first bucket, -1: it follows from the layout's id.
+    turn:    the server of the first bucket, modulo the number of servers; -1: it follows from the order in which names were declared.
+
+    Two fields continue the random streams and warm-ups of an earlier job's layout. stream: the name that the streams belong to, "" for ``name``; past_steps:
+    the steps that the tensors have taken before.
     """
 
     name: str

@@ -116,7 +116,7 @@ def test_then_the_variance_stays_and_momenta_are_averaged(ranks: Any, size: int,
 
 def test_gradients_leave_during_the_warm_up_only(ranks: Any) -> None:
     ranks.run(2, trained(onebit, 5))
-    assert [s.layout for s in ranks.steps] == ["optimizer0"] * 3 + ["optimizer0.momentum1"] * 2
+    assert [s.layout for s in ranks.steps] == ["optimizer0"] * 3 + ["optimizer0.momentum"] * 2
 
 
 def test_residuals_of_momenta_do_not_follow_the_learning_rate(ranks: Any) -> None:

@@ -149,7 +149,7 @@ def test_two_optimizers_are_one_run(clock: Clock) -> None:
     job = Job(clock)
     report = run(job, 3, 1, 0)
     step(report, "optimizer1")
-    step(report, "optimizer0.momentum1")
+    step(report, "optimizer0.momentum")
     assert report.summary().startswith("4 steps of 2 optimizers, 1.0 s each (median)")
 
 

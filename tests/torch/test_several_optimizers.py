@@ -68,3 +68,17 @@ def test_an_optimizer_made_anew_takes_the_parameters_over_from_one_still_held(ra
 
     assert ranks.run(2, train) == [[1.5] * 6] * 2
     assert [s.layout for s in ranks.steps] == ["optimizer0", "optimizer1", "optimizer2"]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_whichever_optimizer_is_declared_first_the_servers_of_each_are_the_same(ranks: Any, first: int) -> None:
+    def train(rank: int) -> None:
+        models = [linear(0), linear(1)]
+        optimizers = [sgd(model) for model in models]
+        for number in (first, 1 - first):
+            models[number](torch.ones(1, 3)).sum().backward()
+            optimizers[number].step()
+
+    ranks.run(2, train)
+    declared = ranks.sessions[0].job.declared
+    assert [declared[name][0].turn for name in ("optimizer0", "optimizer1")] == [0, 1]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import torch
@@ -19,6 +19,7 @@ from psgc.torch.device.engines import engine_of
 from psgc.torch.plans.choice import Choice, plan_for
 from psgc.torch.plans.fusing import buckets_by_codec
 from psgc.torch.plans.planned import declared_buckets, is_of, leave_for_trace, of_model, write_layout
+from psgc.torch.session import api
 from psgc.torch.session.run_report import report_of
 from psgc.torch.state.residuals import Residuals
 from psgc.torch.tensors.declaring import declaration
@@ -37,26 +38,40 @@ class Declared(NamedTuple):
     on_gpu: bool
 
 
+@dataclass(slots=True)
+class _Declared:
+    """What has been declared in one session. choices, layouts: how many so far; tensors: how many are in a layout now."""
+
+    choices: int = 0
+    layouts: int = 0
+    tensors: int = 0
+
+
 class Layouts:
     """See the module's text. choice: what gradients travel by; a plan must be of exactly these gradients. whole: all gradients are declared at once, as one
-    layout. counted: the first layout's name has a number, too."""
+    layout."""
 
-    def __init__(self, session: Session, name: str, choice: Choice, whole: bool = False, counted: bool = False) -> None:
+    def __init__(self, session: Session, name: str, choice: Choice, whole: bool = False) -> None:
         self.session, self.name, self.choice = session, name, choice
         self.residuals = Residuals(session)
-        self.declared = 0  # tensors that are in a layout now
-        self._whole, self._counted = whole, counted
+        self._whole = whole
+        self._number = api.next_number(session, "exchange")  # of this one, of all exchanges
+        self._so_far = _Declared()
         self._next: Choice | None = None  # from the next step on
-        self._choices = self._layouts = 0  # how many have been declared
         self._default: Declaration | None = None  # the last one, but for what residuals ask for
+
+    @property
+    def declared(self) -> int:
+        """How many tensors are in a layout now."""
+        return self._so_far.tensors
 
     def rejoin(self, session: Session) -> None:
         """Go on in another session, where nothing is declared yet."""
-        self.session, self.residuals, self.declared, self._choices, self._layouts = session, Residuals(session), 0, 0, 0
+        self.session, self.residuals, self._so_far = session, Residuals(session), _Declared()
 
     def give_up(self) -> None:
         """All gradients are to be declared anew."""
-        self.declared = 0
+        self._so_far.tensors = 0
 
     def switch(self, choice: Choice) -> None:
         """From the next step on, gradients travel by this choice."""
@@ -98,7 +113,7 @@ class Layouts:
             report_of(self.session).laid_out(layout)
             self.residuals.add(layout, wanted)
             yield Declared(layout, members, on_gpu)
-        self.declared += len(specs)
+        self._so_far.tensors += len(specs)
 
     def _declarations(self, default: Declaration) -> Iterator[tuple[Declaration, tuple[int, ...]]]:
         if self._whole:
@@ -107,10 +122,8 @@ class Layouts:
             yield from self.residuals.declarations(default, self._next_name)
 
     def _next_name(self) -> str:
-        self._layouts += 1
-        if self._counted:
-            return f"{self.name}{self._layouts}"
-        return self.name if self._layouts == 1 else f"{self.name}.{self._layouts}"
+        self._so_far.layouts += 1
+        return self.name if self._so_far.layouts == 1 else f"{self.name}.{self._so_far.layouts}"
 
     def proposed(self, specs: tuple[TensorSpec, ...], codec: str, order: tuple[int, ...]) -> Declaration:
         """What would be declared of all gradients by this codec."""
@@ -119,7 +132,9 @@ class Layouts:
         return self._declaration(specs, codec, order, order)
 
     def _declaration(self, specs: tuple[TensorSpec, ...], codec: str, order: tuple[int, ...], used: Sequence[int]) -> Declaration:
-        return declaration(self.session, self.name, "plan", specs, codec, mean=True, order=order, used=tuple(sorted(used)))
+        # Exchanges may declare side by side: which servers a layout's parts are on is not to depend on who is first.
+        turn = self._number + self._so_far.layouts
+        return declaration(self.session, self.name, "plan", specs, codec, mean=True, order=order, used=tuple(sorted(used)), turn=turn)
 
     def _plan_of(self, specs: tuple[TensorSpec, ...]) -> Plan | None:
         """The choice's plan, of these tensors."""
@@ -132,8 +147,8 @@ class Layouts:
                 f"of the first step; add it before, or run without a plan"
             )
         if not self.declared:
-            self._choices += 1
-        plan = plan_for(self.session, choice, f"plan {self._choices} of {self.name}")
+            self._so_far.choices += 1
+        plan = plan_for(self.session, choice, f"plan {self._so_far.choices} of {self.name}")
         if plan is None or (choice.auto and not is_of(plan, specs)):  # parameters were added since ``auto`` made it
             return None
         return of_model(plan, specs, self.session)
@@ -141,7 +156,7 @@ class Layouts:
     def _write(self, layout: Layout, on_gpu: bool, plan: Plan | None) -> None:
         """Write the first exchange's layout as a plan where files are asked for, and again after a switch; a plan covers parameters that exist from the first
         step."""
-        path, first = self.session.config.layout_out, layout.name in FIRST or (self.name in FIRST and self._choices > 1)
+        path, first = self.session.config.layout_out, layout.name in FIRST or (self.name in FIRST and self._so_far.choices > 1)
         if path and self.session.rank == 0:
             if first:
                 write_layout(path, layout, self.session, on_gpu)
