@@ -41,7 +41,7 @@ def simulate(
         from psgc.plan.model.problem import simulate as simulate_plan
         from psgc.plan.planfile.reading import load_plan
         from psgc.plan.planfile.runtime import why_not_run
-        from psgc.plan.report.running import unpriced
+        from psgc.plan.report.running import moved_us
         from psgc.plan.report.trace import trace as trace_of
     planned = load_plan(plan)
     own = () if codec else {bucket.codec for bucket in planned.buckets}
@@ -56,9 +56,8 @@ def simulate(
         write(trace, json.dumps(trace_of(found, buckets, f"{planned.model} on {job.problem.cluster.name}")), "--trace")
     lanes = [{"lane": lane, "busy_ms": us / 1e3} for lane, us in busy_us(work).items()]
     refused = why_not_run(planned, plan)
-    priceless = unpriced(job.problem, buckets)
-    runs = refused is None and not priceless
-    answer: dict[str, Any] = {"step_ms": found.step_us / 1e3, "lanes": lanes, "overlap": overlap(work), "runnable": runs}
+    moved = moved_us(job.problem, buckets)
+    answer: dict[str, Any] = {"step_ms": found.step_us / 1e3, "lanes": lanes, "overlap": overlap(work), "runnable": refused is None}
     if forward:
         iteration = with_forward(job.problem, buckets, found)
         answer["iteration_ms"] = {"barrier": iteration.barrier_us / 1e3, "overlapped": iteration.overlapped_us / 1e3}
@@ -67,8 +66,9 @@ def simulate(
     else:
         lacks = f"{plan} lacks {' and '.join(planned.unknown)}"
         told = "this version of psgc runs the plan" if refused is None else f"this version of psgc does not run the plan: {refused}"
-        if refused is None and priceless:
-            told += ", but not in this time: the cluster does not say what runs its collectives between GPUs (collectives)"
+        if refused is None and moved is not None:
+            told += ", but moves its collectives between GPUs through hosts' memory, since the cluster names nothing else (collectives), "
+            told += f"and takes {moved / 1e3:.3f} ms"
         _print_step(answer, (*job.notes, *([lacks] if planned.unknown else []), told))
 
 

@@ -14,7 +14,7 @@ from psgc.plan.inputs.cluster import Link
 from psgc.plan.inputs.estimates import cluster_of, with_codec_times
 from psgc.plan.inputs.profile import CostCurve, Profile, TensorProfile, computed_profile
 from psgc.plan.methods.search import search
-from psgc.plan.model.options import OVER_SERVERS, Constraints, is_program
+from psgc.plan.model.options import OVER_SERVERS, Constraints, is_program, is_uncompressed
 from psgc.plan.model.plan import Plan
 from psgc.plan.model.problem import Problem, codec_costs
 from psgc.plan.model.quality import LENIENTLY, SAFELY, is_sound
@@ -98,8 +98,7 @@ def test_the_headline_is_of_a_plan_that_runs_today_with_what_does_not_beside_it(
 
 
 def test_where_gradients_lie_in_hosts_memory_a_codec_is_advised_by_the_best_of_all_that_jobs_run_there() -> None:
-    """Workers among themselves, too: the whole tree but for GPUs. Not for a codec of several rounds, which needs servers, and not where the profile does not
-    say where gradients lie, or the cluster has GPUs that they are copied from."""
+    """Workers among themselves, too: the whole tree but for GPUs, wherever gradients lie. A codec of several rounds is encoded over servers alone."""
     unknown = replace(computed_profile("gpt2", "a100"), codecs={**hosts("int8", 200.0), **hosts("shared", 200.0)})
     profile, where = replace(unknown, device="cpu"), replace(cluster_of("a100", 4, 1, 10.0, 50.0, 2), host=None)
     costs = codec_costs("int8", profile, 4)
@@ -109,9 +108,10 @@ def test_where_gradients_lie_in_hosts_memory_a_codec_is_advised_by_the_best_of_a
     left = {option for option in plain.options if is_program(option) or option in OVER_SERVERS}
     assert set(limited.options) == left
     assert len(left) > 100
-    assert set(as_jobs_run(replace(plain, codec=codec_costs("shared", profile, 4))).options) == set(OVER_SERVERS)
-    assert set(as_jobs_run(replace(plain, profile=unknown, cluster=replace(where, collectives=""))).options) == set(OVER_SERVERS)
-    assert set(as_jobs_run(replace(plain, cluster=replace(where, host=Link(100.0, 10.0), collectives=""))).options) == set(OVER_SERVERS)
+    rounds = set(as_jobs_run(replace(plain, codec=codec_costs("shared", profile, 4))).options)
+    assert rounds == {option for option in left if is_uncompressed(option)} | set(OVER_SERVERS)
+    assert set(as_jobs_run(replace(plain, profile=unknown, cluster=replace(where, collectives=""))).options) == left
+    assert set(as_jobs_run(replace(plain, cluster=replace(where, host=Link(100.0, 10.0), collectives=""))).options) == left
     found = advise(profile, where, memory_gbps=2039.0, codecs=("int8",))
     assert profile.forward_us is not None
     # Of two searches one may find a slightly shorter plan: options that differ in number are drawn differently.
@@ -122,7 +122,7 @@ def test_where_gradients_lie_in_hosts_memory_a_codec_is_advised_by_the_best_of_a
 @pytest.mark.parametrize("device", ["cuda", ""])
 def test_a_codec_is_advised_by_what_it_takes_where_jobs_encode(device: str) -> None:
     """Estimated on the GPU int8 takes 156 ms, which is where gradients on GPUs are encoded. Where nobody says that they lie there, the plan that runs
-    encodes on CPUs, and takes much longer."""
+    encodes on CPUs, and takes longer."""
     profile = replace(computed_profile("gpt2", "a100"), codecs={}, device=device)
     where = cluster_of("a100", 4, 1, 10.0, 50.0, 2)
     found = advise(profile, where if device else replace(where, collectives=""), memory_gbps=2039.0, codecs=("int8",))
@@ -131,20 +131,22 @@ def test_a_codec_is_advised_by_what_it_takes_where_jobs_encode(device: str) -> N
         assert int8["iteration_ms"] == pytest.approx(156.3, rel=0.05) and int8["not_carried_yet_ms"] is None
     else:
         assert int8["not_carried_yet_ms"] == pytest.approx(156.3, rel=0.05)
-        assert int8["iteration_ms"] > 1.2 * int8["not_carried_yet_ms"]
+        assert int8["iteration_ms"] > 1.05 * int8["not_carried_yet_ms"]
     chosen = next(one for one in found["candidates"] if one["name"] == found["choice"])
     assert chosen["carried"] and found["iteration_ms"] == chosen["iteration_ms"]
 
 
-def test_without_servers_jobs_have_one_on_each_node() -> None:
-    profile = with_codec_times(replace(computed_profile("gpt2", "a100"), codecs=hosts("int8", 200.0)), ["int8"]).profile
-    found = advise(profile, replace(cluster_of("a100", 4, 1, 10.0, 50.0), collectives=""), codecs=("int8",))
-    assert any(note.startswith("servers: one on each node, sharing its link") for note in found["notes"])
-    beside = replace(cluster_of("a100", 4, 1, 10.0, 50.0), servers=4, servers_on_nodes=True, collectives="")
-    runnable = Problem(profile, beside, codec_costs("int8", profile, 4), Constraints(servers=True, runtime=True))
-    (int8,) = (one for one in found["candidates"] if one["name"] == "int8")
+@pytest.mark.parametrize(("codec", "servers"), [("int8", 0), ("shared", 4)])
+def test_without_servers_jobs_have_one_on_each_node_for_codecs_that_need_them(codec: str, servers: int) -> None:
+    profile = with_codec_times(replace(computed_profile("gpt2", "a100"), codecs=hosts(codec, 200.0)), [codec]).profile
+    there = replace(cluster_of("a100", 4, 1, 10.0, 50.0), collectives="")
+    found = advise(profile, there, codecs=(codec,))
+    assert any(note.startswith("servers, for codecs that need them: one on each node, sharing its link") for note in found["notes"])
+    beside = replace(there, servers=servers, servers_on_nodes=servers > 0)
+    runnable = Problem(profile, beside, codec_costs(codec, profile, 4), Constraints(servers=True, runtime=True))
+    (advised,) = (one for one in found["candidates"] if one["kind"] == "compress")
     assert profile.forward_us is not None
-    assert int8["iteration_ms"] == pytest.approx((search(runnable).step_us + profile.forward_us) / 1e3)
+    assert advised["iteration_ms"] == pytest.approx((search(runnable).step_us + profile.forward_us) / 1e3)
 
 
 def test_codecs_that_are_not_psgcs_are_no_advice() -> None:
@@ -259,7 +261,7 @@ def test_powersgd_is_advised_from_the_shapes_that_a_profile_keeps() -> None:
     square = tuple(TensorProfile(f"w{number}", 1 << 20, 100.0 * number, (1024, 1024)) for number in range(8))
     profile = Profile("eight", square, forward_us=500.0, codecs={**hosts("powersgd", 50.0), **hosts("int8", 200.0)})
     where = replace(cluster_of("a100", 4, 1, 0.1, 50.0, 1), collectives="")
-    found = advise(profile, where, standard=LENIENTLY)
+    found = advise(profile, where, standard=LENIENTLY, codecs=("int8", "powersgd:rank=4"))
     (low_rank,) = (one for one in found["candidates"] if one["name"].startswith("powersgd"))
     assert low_rank["ratio_fp32"] == pytest.approx(128, rel=0.02)
     assert low_rank["carried"] and low_rank["sound"] and low_rank["times"] == "measured"

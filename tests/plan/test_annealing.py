@@ -181,7 +181,9 @@ def test_it_fuses_tensors_that_are_no_neighbours() -> None:
 
 def test_a_plan_that_is_to_be_run_keeps_options_and_cuts_that_jobs_have() -> None:
     job = random_job(5, 12)
-    problem = replace(job, cluster=replace(job.cluster, servers=2), constraints=Constraints(servers=True, runtime=True))
+    problem = replace(
+        job, cluster=replace(job.cluster, servers=2), constraints=Constraints(servers=True, runtime=True, among_workers=False)
+    )
     made, _, found = annealed(problem, 3)
     assert {made.space.graph.options[option] for option in found.options.tolist()} <= set(OVER_SERVERS)
     assert np.array_equal(made.cut(found.bucketing).parts, found.bucketing.parts)

@@ -45,7 +45,9 @@ def test_it_ends_when_the_step_is_close_to_the_bound() -> None:
 
 def test_a_plan_that_is_to_be_run_stays_one() -> None:
     job = random_job(5, 6)
-    problem = replace(job, cluster=replace(job.cluster, servers=2), constraints=Constraints(servers=True, runtime=True))
+    problem = replace(
+        job, cluster=replace(job.cluster, servers=2), constraints=Constraints(servers=True, runtime=True, among_workers=False)
+    )
     assert {bucket.option for bucket in search_for(problem, 0.5).buckets} <= set(OVER_SERVERS)
 
 

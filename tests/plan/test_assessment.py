@@ -232,23 +232,27 @@ def test_a_plan_says_whether_this_version_runs_it_and_what_it_runs_instead() -> 
         Job(Problem(PROFILE, served, codec_costs("onebit", PROFILE, 2), constraints), ()), "psgc", compare=False, standard=LENIENTLY
     )
     assert document(runs)["runnable"] is True
-    assert about_running(runs) == "this version runs the plan: psgc run --plan"
+    assert about_running(runs).startswith("this version runs the plan: psgc run --plan")
 
 
-def test_a_plan_of_collectives_runs_in_the_predicted_time_where_it_is_known_what_runs_them() -> None:
+def test_a_plan_of_collectives_runs_in_the_predicted_time_where_the_cluster_names_what_runs_them() -> None:
+    """Where it does not, the time that jobs take by default, through hosts' memory, is beside that of the plan that is best for that."""
     found = assessed(1)
     assert encodes(found.found.buckets[0].option)
     said = document(found)
-    every = list(range(len(found.found.buckets)))
-    assert (said["runnable"], said["prediction"]["running"]["refused"], said["prediction"]["running"]["unpriced"]) == (False, [], every)
+    moved = said["prediction"]["running"]["moved_step_ms"]
+    named = replace(found.problem.cluster, collectives="host")
+    assert moved == simulate(replace(found.problem, cluster=named), found.found.buckets).step_us / 1e3
+    assert (said["runnable"], said["prediction"]["running"]["refused"]) == (True, [])
     told = about_running(found)
-    assert told.startswith(f"this version runs the plan, but not in the predicted time: {len(every)} of its ")
-    assert "Jobs move them through hosts' memory" in told and 'collectives = "host"' in told
-    assert "; the best plan that takes what is predicted, by --runnable, a server on each node added, takes " in told
+    assert told.startswith("this version runs the plan: psgc run --plan; but it moves collectives between GPUs through hosts' memory, ")
+    assert f"the step then takes {ms(1e3 * moved)} ms" in told and 'collectives = "nccl"' in told
+    assert f"; the best plan for that, by --runnable, takes {ms(1e3 * said['prediction']['running']['runnable_step_ms'])} ms" in told
+    assert said["prediction"]["running"]["runnable_step_ms"] <= moved * (1 + 1e-9)
     for collectives, what in (("host", "as predicted"), ("nccl", "set PSGC_COLLECTIVES=nccl")):
         by = replace(found.job.problem, cluster=replace(found.job.problem.cluster, collectives=collectives))
         priced = running(by, found.found.buckets)
-        assert priced.runs
+        assert priced.as_predicted
         assert what in about_running(replace(found, job=found.job._replace(problem=by), running=priced))
     on_hosts = replace(found.job.problem, profile=replace(found.job.problem.profile, device="cpu"))
     there = replace(found, job=found.job._replace(problem=on_hosts), running=running(on_hosts, found.found.buckets))
@@ -259,6 +263,7 @@ def test_a_plan_to_run_is_also_held_against_an_all_reduce() -> None:
     """One server for two workers: pushing 16 MB to it takes twice what a ring of the two takes."""
     served = Cluster("pair", nodes=2, gpus_per_node=1, intra=Link(100, 5), inter=Link(1, 20), servers=1)
     problem = Problem(PROFILE, served, codec_costs("onebit", PROFILE, 2), Constraints(servers=True, runtime=True))
+    problem = replace(problem, constraints=replace(problem.constraints, among_workers=False))
     found = assess(Job(problem, ()), "psgc", compare=False, standard=LENIENTLY)
     assert found.peer.step_us < 0.6 * found.plain.step_us
     assert found.gain == pytest.approx(1 - found.encoded_us / found.peer.step_us)

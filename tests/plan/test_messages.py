@@ -62,7 +62,7 @@ def test_the_search_prices_messages_as_the_timeline_does_and_its_bound_holds() -
     parts = []
     for overheads in ({}, {"part_us": 2_500.0, "next_part_us": 2_000.0}):
         profile = Profile("m", tensors, codecs={"int8": {"cpu": curve, "server": curve}}, overheads=overheads)
-        for constraints in (Constraints(servers=True, runtime=True), Constraints(servers=True)):
+        for constraints in (Constraints(servers=True, runtime=True, among_workers=False), Constraints(servers=True)):
             problem = Problem(profile, cluster, codec_costs("int8", profile, 2), constraints)
             found = search(problem)
             assert found.step_us == pytest.approx(simulate(problem, found.buckets).step_us)

@@ -26,7 +26,7 @@ from psgc.plan.planfile.runtime import planned_buckets
 from psgc.program.order import issued, ordered
 from tests.plan.test_search import FEW, of_several_codecs, random_job
 
-ON_SERVERS = Constraints(servers=True, runtime=True)
+ON_SERVERS = Constraints(servers=True, runtime=True, among_workers=False)
 AMONG_WORKERS = Constraints(("cpu",), servers=False)
 
 

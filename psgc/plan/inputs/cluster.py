@@ -9,7 +9,7 @@
     server_threads = 4         # of each server (PSGC_SERVER_THREADS); likewise
     reduce_roots = [2, 3]      # the only local ranks that own shards of a node's sums (BYTEPS_REDUCE_ROOTS); all ranks if left out
     pcie_switch_size = 4       # GPUs behind each PCIe switch, which sum first (BYTEPS_PCIE_SWITCH_SIZE); no such stage if left out
-    collectives = "nccl"       # how jobs run collectives of gradients on GPUs: "nccl", or "host", through the hosts' memory; unknown if left out
+    collectives = "nccl"       # how jobs run collectives of gradients on GPUs: "nccl", or "host", through the hosts' memory; see below if left out
     gpudirect = true           # whether collectives between nodes bypass the host's memory; matters only with [host]
     [intra]                    # between the GPUs of a node: each GPU's, one way
     gbps = 1200
@@ -33,7 +33,8 @@ With ``[host]``, gradients are on GPUs, and what the CPU encodes or servers rece
 jobs that train on CPUs, and for the ready-made clusters of published results.
 
 With ``collectives = "host"``, what ranks exchange with each other is copied to the hosts' memory first, and ``[intra]`` is the rate that a node's
-ranks reach there.
+ranks reach there. Without ``collectives``, a plan that is to be run is made for that, since jobs do it unless their settings say otherwise, at no more within a
+node than the rate of ``[host]``; other plans take the links for the GPUs', as published results do.
 
 Owns the file's format and its errors. Gbit/s are 1e9 bit/s; a latency is the fixed time of one message, from send to receipt.
 """

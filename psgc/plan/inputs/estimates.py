@@ -72,6 +72,13 @@ def cluster_of(
     return read_cluster(document, f"{nodes}x{gpus_per_node}-{gbps:g}g", "advise")
 
 
+def through_hosts(cluster: Cluster) -> Cluster:
+    """The cluster whose jobs move collectives through hosts' memory, as they do unless their settings say otherwise. What a node's ranks reach there is not
+    known: no more than a GPU's link to its host, which is taken to be PCIe's where the cluster has none."""
+    most = PCIE_GBPS if cluster.host is None else cluster.host.gbps
+    return replace(cluster, collectives="host", intra=replace(cluster.intra, gbps=min(cluster.intra.gbps, most)))
+
+
 def with_overheads(profile: Profile) -> tuple[Profile, list[str]]:
     """The profile of a job whose gradients lie in hosts' memory, with the default fixed times of parts that it lacks; and a note that names them."""
     missing = {name: us for name, us in DEFAULT_OVERHEADS.items() if name not in profile.overheads} if profile.device == "cpu" else {}

@@ -76,7 +76,9 @@ class Machines:
     @property
     def constraints(self) -> Constraints:
         """Constraints that allow only options that this job can run."""
-        return Constraints(("gpu", "cpu") if self.gpus else ("cpu",), MOST_ENCODES, servers=self.servers > 0, runtime=True)
+        return Constraints(
+            ("gpu", "cpu") if self.gpus else ("cpu",), MOST_ENCODES, servers=self.servers > 0, runtime=True, among_workers=self.groups
+        )
 
 
 class Outlook(NamedTuple):
@@ -107,8 +109,7 @@ def outlook(
     plans:         whether plans with the planner's own buckets are candidates, too.
     tries_plain:   whether the job is tried uncompressed, whatever is predicted.
     """
-    device = profile.device if machines.groups or machines.gpus else ""  # without groups no collectives in hosts' memory either
-    profile = replace(profile, overheads=OVERHEADS, device=device)
+    profile = replace(profile, overheads=OVERHEADS)
     forward_us = profile.forward_us or 0.0
     gbps = fitted_gbps(profile, machines, max(0.0, 1e3 * step_ms - forward_us), present)
     predicted = {

@@ -245,7 +245,7 @@ class Space:
         self.codecs = problem.codecs
         self.threads, self.moments_us = problem.threads, problem.tensors.ready_us
         _ = problem.options  # raises UsageError if no option is allowed
-        self.graph = graph(problem.allowed, copies_of(problem.cluster))
+        self.graph = graph(problem.allowed, copies_of(problem.priced))
         self.distinct: list[Priced] = []
         numbered = self._number(problem)
         most = max(1, *map(len, numbered))
@@ -275,7 +275,7 @@ class Space:
         found = []
         for atom in self.graph.atoms:
             numbers = []
-            for task in zip(*[price(atom, problem.cluster, codec, problem.collectives) for codec in self.codecs], strict=True):
+            for task in zip(*[price(atom, problem.priced, codec, problem.collectives) for codec in self.codecs], strict=True):
                 number = place.setdefault(task[0][1:] + tuple([each.per_element_us for each in task[1:]]), len(place))
                 if number == len(self.distinct):
                     self.distinct.append(task)
@@ -284,13 +284,15 @@ class Space:
         return found
 
     def _may_take(self, problem: Problem) -> NDArray[np.bool_]:
-        """By codec, the atoms that run on devices allowed to it and for all of whose tasks it has times."""
+        """By codec, the atoms that run on devices allowed to it, that carry its payloads, and for all of whose tasks it has times."""
         takes = np.array([[device in problem.devices(codec) for device in DEVICES] for codec in self.codecs])
         has = self._curve >= 0
         has[[not task[0].curve for task in self.distinct]] = True
         has = np.append(has, np.ones((1, len(self.codecs)), bool), axis=0)
         every: NDArray[np.bool_] = np.logical_and.reduce(has[self.of_atom[:-1]], axis=1).T
-        return ~(~takes @ self.graph.devices.T) & every
+        carried = np.array([[problem.carries(atom.action, codec) for atom in self.graph.atoms] for codec in self.codecs])
+        found: NDArray[np.bool_] = ~(~takes @ self.graph.devices.T) & every & carried
+        return found
 
     def unique(self, numbers: Ints) -> Ints:
         """The numbers without duplicates, in order of first appearance."""

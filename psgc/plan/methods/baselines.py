@@ -219,7 +219,7 @@ def _require(method: str, option: Option, problem: Problem) -> None:
     for device in devices_of(option):
         if not any(codec.knows(device) for codec in problem.codecs):
             problem.codec.device(device)
-    if not replace(problem.constraints, among_workers=problem.among_workers, on_gpus=problem.on_gpus).allows(option):
+    if not replace(problem.constraints, on_gpus=problem.on_gpus).allows(option):
         raise RuledOut(f"{only}, which the constraints rule out; choose another method", UNDER_CONSTRAINTS)
 
 

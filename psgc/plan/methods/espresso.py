@@ -110,7 +110,7 @@ class Job:
 
 
 def _job(problem: Problem, buckets: Sequence[PlannedBucket], space: Space | None = None, until_s: float = np.inf) -> Job:
-    options, every = _options(problem.allowed, copies_of(problem.cluster))
+    options, every = _options(problem.allowed, copies_of(problem.priced))
     space = space or Space(problem)
     numbers = every.numbers
     ready = [max(problem.ready_us[name] for name in bucket.tensors) for bucket in buckets]

@@ -40,6 +40,6 @@ def _question(problem: Problem) -> tuple[Any, ...]:
     plain = not problem.allowed.devices and not problem.others
     codecs = (problem.without,) if plain else (problem.codec, *problem.others)
     return (
-        searching.ANNEALING, problem.profile.tensors, problem.cluster, problem.allowed, problem.constraints.runtime, problem.cuts_as_jobs,
+        searching.ANNEALING, problem.profile.tensors, problem.priced, problem.allowed, problem.constraints.runtime, problem.cuts_as_jobs,
         problem.collectives, codecs,
     )  # fmt: skip

@@ -49,7 +49,7 @@ def best_uniform(problem: Problem, options: Sequence[Option]) -> Found:
     chains = {
         tuple(task[1:] for task in chain): (option, chain)
         for option in options
-        for chain in [tasks(option, problem.cluster, problem.codec, problem.collectives)]
+        for chain in [tasks(option, problem.priced, problem.codec, problem.collectives)]
     }
     estimates = [
         (_estimate_us(problem, chain, numel, cuts), cuts, option)
@@ -110,7 +110,7 @@ def codec_us(problem: Problem, buckets: Sequence[PlannedBucket]) -> float:
     """Microseconds that a rank and its server spend encoding and decoding these buckets."""
     total = 0.0
     for bucket in buckets:
-        for task in tasks(bucket.option, problem.cluster, problem.codec, problem.collectives):
+        for task in tasks(bucket.option, problem.priced, problem.codec, problem.collectives):
             if task.curve:
                 total += bucket.parts * problem.codec.task_us(task, bucket.numel / bucket.parts)
     return total

@@ -89,12 +89,12 @@ def load_job(
 
 
 def _job(problem: Problem, notes: Sequence[str], estimated: frozenset[str] = frozenset()) -> Job:
-    """With a note where plans over servers alone are considered, since the cost of collectives is not known."""
-    if problem.constraints.runtime and not problem.knows_collectives:
+    """With a note where the cluster does not say what runs collectives."""
+    if problem.priced is not problem.cluster:
         notes = [
             *notes,
-            "plans over servers alone, since the cluster does not say what runs collectives between GPUs "
-            '(collectives = "nccl" or "host"), and so not what they take in a job',
+            f"collectives between GPUs pass hosts' memory, at {problem.priced.intra.gbps:g} Gbit/s within a node at most, as in jobs where nothing else is "
+            'named; collectives = "nccl" in the cluster\'s file (PSGC_COLLECTIVES=nccl) if they will go from GPU to GPU',
         ]
     return Job(problem, tuple(notes), estimated)
 

@@ -43,8 +43,9 @@ class Constraints:
 
     devices:       where encoding and decoding may happen.
     most_encodes:  how often a bucket may be encoded, since each encoding costs accuracy; None: any number.
-    runtime:       allow only options that jobs can run: over servers, encoded on CPUs.
-    among_workers: with ``runtime``, allow options without servers, too. The job decides this, not the user.
+    runtime:       plan for a job: parts are cut as jobs cut them, encoded where jobs encode, and collectives cost what they do there.
+    among_workers: allow options in which ranks exchange among themselves, not only those in which every rank pushes all to servers. The job decides this,
+                   not the user.
     on_gpus:       with ``runtime``, allow encoding on GPUs, too. The job decides this, not the user.
     codecs:        pairs of a pattern of tensor names and the only codec of the tensors that match it; the first match counts."""
 
@@ -54,7 +55,7 @@ class Constraints:
     hierarchical: bool = True
     servers: bool = False
     runtime: bool = False
-    among_workers: bool = False
+    among_workers: bool = True
     on_gpus: bool = False
     codecs: tuple[tuple[str, str], ...] = ()
 
@@ -77,11 +78,7 @@ class Constraints:
             and (self.flat or "flat" not in levels)
             and (self.hierarchical or levels <= {"flat"})
             and (self.servers or not any(".push" in action or ".pull" in action for action in option))
-            and (
-                not self.runtime
-                or tuple(action.replace("@gpu", "@cpu") for action in option) in OVER_SERVERS
-                or (self.among_workers and is_program(option))
-            )
+            and (self.among_workers or not is_program(option))
         )
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from psgc.errors import UsageError
 from psgc.plan.inputs.cluster import Cluster
+from psgc.plan.inputs.estimates import through_hosts
 from psgc.plan.inputs.profile import F64, OVERHEADS, V100_CODECS, CostCurve, Profile
 from psgc.plan.model import costs, options
 from psgc.plan.model.bucketing import Tensors
@@ -98,8 +99,9 @@ def has_gpu_side(codec: str) -> bool:
     return all("cuda" in backends(each) for each in (scheme.pair.push, scheme.pair.pull))
 
 
-def _is_pair(codec: str) -> bool:
-    """Whether the codec takes one round, so that workers can aggregate without servers."""
+@functools.cache
+def takes_one_round(codec: str) -> bool:
+    """Whether the codec takes one round, so that workers can exchange its payloads among themselves."""
     if codec in PUBLISHED_BYTES:
         return False
     from psgc.codecs.registry import parse_scheme
@@ -178,38 +180,49 @@ class Problem:
         return self.constraints.to_be_run or bool(self.profile.device)
 
     def takes(self, option: Option, codec: CodecCosts) -> bool:
-        """Whether buckets of this codec can have an allowed option: the codec has times for every device that the option uses."""
-        return options.devices_of(option) <= set(self.devices(codec)) and (
-            codec.served or not any(".push.c" in action for action in option)
+        """Whether buckets of this codec can have an allowed option: the codec has times for every device that the option uses, and each action carries its
+        payloads."""
+        return (
+            options.devices_of(option) <= set(self.devices(codec))
+            and (codec.served or not any(".push.c" in action for action in option))
+            and all(self.carries(action, codec) for action in option)
         )
+
+    def carries(self, action: str, codec: CodecCosts) -> bool:
+        """Whether the action carries payloads of this codec, or none. In jobs those of a codec of several rounds go to servers, from every rank."""
+        return not self.constraints.runtime or not action.endswith(".c") or action in options.OVER_SERVERS[1] or takes_one_round(codec.name)
+
+    @property
+    def needs_servers(self) -> bool:
+        """Whether jobs carry some codec's payloads over servers alone."""
+        return self.constraints.runtime and not all(takes_one_round(codec.name) for codec in self.used)
 
     @cached_property
     def allowed(self) -> Constraints:
         """The user's constraints, narrowed to this job: without devices that no codec has times for, and without servers if the cluster has none."""
         devices = tuple(device for device in self._encoders if any(device in self.devices(codec) for codec in self.codecs))
         servers = self.constraints.servers and self.cluster.servers > 0
-        return replace(
-            self.constraints, devices=devices, servers=servers, among_workers=self.among_workers, on_gpus=self.on_gpus, codecs=()
-        )
+        return replace(self.constraints, devices=devices, servers=servers, on_gpus=self.on_gpus, codecs=())
+
+    @cached_property
+    def priced(self) -> Cluster:
+        """The cluster that tasks are priced for. In a plan that is to be run, collectives that nothing is named for are what jobs do unless their settings say
+        otherwise."""
+        unnamed = not self.in_hosts_memory and not self.cluster.collectives
+        return through_hosts(self.cluster) if self.constraints.runtime and unnamed else self.cluster
+
+    @property
+    def in_hosts_memory(self) -> bool:
+        """Whether gradients lie where all collectives are."""
+        return self.profile.device == "cpu" and self.cluster.host is None
 
     @cached_property
     def collectives(self) -> costs.Collectives:
-        """How the job's collectives run. Nothing is known of jobs whose gradients lie on GPUs and whose cluster does not name what runs them: rings."""
-        if (self.profile.device == "cpu" and self.cluster.host is None) or self.cluster.collectives == "host":
+        """How collectives run. Where gradients lie on GPUs, the cluster does not name what runs them, and the plan need not run: in rings over the cluster's
+        links, as the papers count them."""
+        if self.in_hosts_memory or self.priced.collectives == "host":
             return costs.IN_HOSTS_MEMORY
-        return costs.BETWEEN_GPUS if self.cluster.collectives == "nccl" else costs.RINGS
-
-    @property
-    def knows_collectives(self) -> bool:
-        """Whether it is known what a job's collectives cost: they are in hosts' memory, or the cluster names what runs them between GPUs. Without a name jobs
-        move them through hosts' memory, unless their settings say otherwise; the links of the cluster are then not what they take."""
-        return self.collectives is not costs.RINGS
-
-    @cached_property
-    def among_workers(self) -> bool:
-        """Whether options in which workers aggregate among themselves can be planned for a job to run. The codecs must take one round, and the
-        collectives' cost must be known."""
-        return self.constraints.runtime and self.knows_collectives and all(_is_pair(codec.name) for codec in self.used)
+        return costs.BETWEEN_GPUS if self.priced.collectives == "nccl" else costs.RINGS
 
     @cached_property
     def threads(self) -> Ints:
@@ -232,16 +245,16 @@ class Problem:
     def options(self) -> tuple[Option, ...]:
         """The allowed options that some codec has times for. Raises UsageError if none is left."""
         found = options.constrained(self.allowed)
-        if self.allowed.servers and not any(codec.served for codec in self.codecs):
-            found = tuple(option for option in found if any(self.takes(option, codec) for codec in self.codecs))
-        if not found and self.constraints.runtime and not self.cluster.servers:
+        if self.needs_servers and self.allowed.devices and not self.allowed.servers:
+            several = next(codec.name for codec in self.used if not takes_one_round(codec.name))
+            lacking = "the constraints rule servers out" if self.cluster.servers else f"cluster {self.cluster.name} has no servers"
             raise UsageError(
-                f"cluster {self.cluster.name} has no servers, but jobs push to servers; give it some, or leave out --runnable (runtime = true); "
-                f'where workers aggregate on GPUs, name what runs that: collectives = "nccl" or "host"'
+                f"codec {several}: it takes several rounds, for which jobs push to servers, but {lacking}; allow some, or choose another codec"
             )
+        if self.needs_servers or (self.allowed.servers and not any(codec.served for codec in self.codecs)):
+            found = tuple(option for option in found if any(self.takes(option, codec) for codec in self.codecs))
         if not found:
-            over_servers = self.constraints.runtime and not self.among_workers
-            asked = "flat ones over servers, which alone can be run" if over_servers else "flat or hierarchical ones"
+            asked = "flat or hierarchical ones" if self.constraints.among_workers else "flat ones over servers, which alone can be run"
             raise UsageError(f"the constraints leave no option; allow {asked}")
         return found
 
@@ -276,7 +289,7 @@ class Problem:
     def tasks_of(self, option: Option, numel: F64, codec: CodecCosts) -> list[tuple[str, int, F64]]:
         """The tasks of parts of these numbers of elements, as (action, resource, microseconds for each part)."""
         return [
-            (task.action, task.resource, codec.all_us(task, numel)) for task in costs.tasks(option, self.cluster, codec, self.collectives)
+            (task.action, task.resource, codec.all_us(task, numel)) for task in costs.tasks(option, self.priced, codec, self.collectives)
         ]
 
 

@@ -122,7 +122,7 @@ def assess(
     peer, bf16 = _peer(problem, plain), _bf16_peer(problem)
     over_fp32, over_bf16 = NO_GAIN, NO_GAIN
     if encoded is not None:
-        over_fp32 = _gain(problem, encoded, problem, peer.buckets)
+        over_fp32 = _gain(problem, encoded, problem if peer is plain else _by_others(problem), peer.buckets)
         if bf16 is not None:
             over_bf16 = _gain(problem, encoded, _with_half(problem), bf16.buckets)
     best = _best(sought, plain, encoded, problem, compresses=force or over_fp32.sure)
@@ -140,20 +140,23 @@ def _peer(problem: Problem, plain: Found) -> Found:
     """The best uncompressed plan, even if psgc's jobs do not run it: DistributedDataParallel all-reduces."""
     if not problem.constraints.runtime:
         return plain
-    free = _without_compression(replace(problem, constraints=replace(problem.constraints, runtime=False)))
-    return min(search_once(free), plain, key=lambda found: found.step_us)
+    return min(search_once(_without_compression(_by_others(problem))), plain, key=lambda found: found.step_us)
 
 
 def _bf16_peer(problem: Problem) -> Found | None:
     """The best plan for bf16 gradients; None if the codec itself is such a cast, or if there is no such plan."""
     if all(is_cast(codec.name) for codec in problem.used):
         return None
-    half = _without_compression(_with_half(problem))
-    return search_once(replace(half, constraints=replace(half.constraints, runtime=False)))
+    return search_once(_without_compression(_with_half(problem)))
 
 
 def _with_half(problem: Problem) -> Problem:
-    return replace(problem, cluster=with_halved_bytes(problem.cluster))
+    return _by_others(replace(problem, cluster=with_halved_bytes(problem.cluster)))
+
+
+def _by_others(problem: Problem) -> Problem:
+    """The problem for what need not run in psgc: all options, at the costs of the cluster's links."""
+    return replace(problem, constraints=replace(problem.constraints, runtime=False, among_workers=True))
 
 
 def _best(sought: Found, plain: Found, encoded: tuple[PlannedBucket, ...] | None, problem: Problem, *, compresses: bool) -> Found:

@@ -67,11 +67,11 @@ def _memory(assessed: Assessment) -> dict[str, Any]:
 
 
 def _running(assessed: Assessment) -> dict[str, Any]:
-    """refused: the indices of the buckets that a job of this version cannot run; unpriced: of those that it runs, but not in the predicted time;
-    runnable_step_ms: the step of the best runnable plan."""
+    """refused: the indices of the buckets that a job of this version cannot run; moved_step_ms: the step as jobs move the plan's collectives, where that is not
+    as predicted; runnable_step_ms: the step of the best runnable plan."""
     found = assessed.running
-    instead = assessed.found if found.runs else found.instead
+    instead = assessed.found if found.as_predicted else found.instead
     return {
-        "runs": found.runs, "refused": list(found.refused), "unpriced": list(found.unpriced),
+        "runs": found.runs, "refused": list(found.refused), "moved_step_ms": None if found.moved_us is None else found.moved_us / 1e3,
         "runnable_step_ms": None if instead is None else instead.step_us / 1e3, "told": about_running(assessed),
     }  # fmt: skip

@@ -97,7 +97,7 @@ def _least(problem: Problem, codec: CodecCosts, options: Sequence[Option], numel
     priced: dict[Task, F64] = {}
     total = np.zeros((len(options), len(numels)))
     for number, option in enumerate(options):
-        for task in tasks(option, problem.cluster, codec, problem.collectives):
+        for task in tasks(option, problem.priced, codec, problem.collectives):
             if task not in priced:
                 priced[task] = codec.all_us(task, numels)
             total[number] += priced[task]

@@ -1,8 +1,8 @@
-"""Whether a job of this version runs a plan in the predicted time, and the best such plan instead.
+"""Whether a job of this version runs a plan, and in what time; and the best plan that one runs.
 
-``psgc.plan.planfile.runtime`` says which options jobs run. The planner knows the cost of collectives among workers only in hosts' memory, or if the
-cluster names what runs them on GPUs. Where it does not, a plan of collectives is not called runnable: a job accepts it, but moves the collectives through
-hosts' memory. The best runnable plan is then one over servers; if the cluster has none, each node is given a server, which shares the node's link.
+``psgc.plan.planfile.runtime`` says which options jobs run: what is called runnable here is what a job accepts. Where the cluster does not name what runs
+collectives between GPUs, jobs move them through hosts' memory, and plans that were made for the cluster's links take another time than predicted. A codec that
+jobs carry over servers alone has a server on each node, which shares the node's link, if the cluster has none.
 """
 
 from __future__ import annotations
@@ -27,41 +27,48 @@ UNCUT_BUCKETS = (1, 2, 4, 8, 16, 32)
 
 @dataclass(frozen=True)
 class Running:
-    """Whether a plan is runnable. refused: the indices of the buckets that a job cannot run; unpriced: of those that a job runs, but not in the predicted
-    time; instead: the best runnable plan found if there are such buckets, None if there is none; problem: the problem that ``instead`` solves; without: why
-    ``instead`` encodes nothing, "" if it may."""
+    """Whether a plan is runnable. refused: the indices of the buckets that a job cannot run; moved_us: the step of the plan as jobs move its collectives, where
+    that is not as predicted; instead: the best runnable plan found in either case, None if there is none; problem: the problem that ``instead`` solves;
+    without: why ``instead`` encodes nothing, "" if it may."""
 
     refused: tuple[int, ...]
     instead: Found | None
     problem: Problem
     without: str = ""
-    unpriced: tuple[int, ...] = ()
+    moved_us: float | None = None
 
     @property
     def runs(self) -> bool:
-        return not self.refused and not self.unpriced
+        return not self.refused
+
+    @property
+    def as_predicted(self) -> bool:
+        """Whether the plan runs, and in the predicted time, as far as predictions hold."""
+        return self.runs and self.moved_us is None
 
 
 def running(problem: Problem, buckets: Sequence[PlannedBucket]) -> Running:
-    """Whether a job runs these buckets in the predicted time, and, if not, the best plan that one does."""
+    """Whether a job runs these buckets, and in the predicted time; if not, the best plan that one does."""
     refused = tuple(sorted({*not_carried(buckets), *_without_their_gpu(problem, buckets), *_cut_too_finely(buckets)}))
-    priceless = tuple(number for number in unpriced(problem, buckets) if number not in refused)
-    if not refused and not priceless:
+    moved = None if refused else moved_us(problem, buckets)
+    if not refused and moved is None:
         return Running((), None, problem)
     limited = as_jobs_run(problem)
     try:
         encoded = any(encodes(option) for option in limited.options)
         found = search_once(limited)
     except UsageError:  # the constraints leave no option that jobs run
-        return Running(refused, None, limited, unpriced=priceless)
+        return Running(refused, None, limited, moved_us=moved)
     why = next((why for codec in problem.used if (why := why_not_encoded(codec, limited.devices(codec)))), "")
-    return Running(refused, found, limited, "" if encoded else why, priceless)
+    return Running(refused, found, limited, "" if encoded else why, moved)
 
 
-def unpriced(problem: Problem, buckets: Sequence[PlannedBucket]) -> list[int]:
-    """The indices of the buckets with collectives of which it is not known what they take in a job: between GPUs, where the cluster does not say what runs
-    them."""
-    return [] if problem.knows_collectives else [number for number, bucket in enumerate(buckets) if is_program(bucket.option)]
+def moved_us(problem: Problem, buckets: Sequence[PlannedBucket]) -> float | None:
+    """The step of these buckets as jobs move their collectives; None if that is as the problem prices them, or if they have none."""
+    in_job = replace(problem, constraints=replace(problem.constraints, runtime=True))
+    if in_job.collectives is problem.collectives or not any(is_program(bucket.option) for bucket in buckets):
+        return None
+    return simulate(in_job, buckets).step_us
 
 
 def _without_their_gpu(problem: Problem, buckets: Sequence[PlannedBucket]) -> list[int]:
@@ -81,7 +88,7 @@ def as_jobs_run(problem: Problem) -> Problem:
     others = tuple((pattern, _runnable(codec, problem)) for pattern, codec in problem.others)
     codec = _runnable(problem.codec, problem)
     limited = replace(problem, codec=codec, others=others, constraints=constraints)
-    return limited if limited.among_workers else replace(limited, cluster=with_servers(problem.cluster))
+    return replace(limited, cluster=with_servers(problem.cluster)) if limited.needs_servers else limited
 
 
 def with_servers(cluster: Cluster) -> Cluster:

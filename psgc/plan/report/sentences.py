@@ -5,6 +5,7 @@ Owns the words; ``assessment`` has the figures.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from psgc.plan.model.options import encodes, is_program
@@ -162,27 +163,34 @@ _COLLECTIVES: Final = {
 def about_running(assessed: Assessment) -> str:
     """Whether a job of this version runs the plan, and what one can run instead."""
     found = assessed.running
-    if found.runs:
+    if found.as_predicted:
         elsewhere = any(is_program(bucket.option) for bucket in assessed.found.buckets) and assessed.problem.profile.device != "cpu"
         return (
-            f"this version runs the plan: psgc run --plan{_COLLECTIVES.get(assessed.problem.cluster.collectives, '') if elsewhere else ''}"
+            f"this version runs the plan: psgc run --plan{_COLLECTIVES.get(assessed.problem.priced.collectives, '') if elsewhere else ''}"
         )
-    stopped = found.refused or found.unpriced
-    option = " ".join(assessed.found.buckets[stopped[0]].option)
-    of_them = f"{len(stopped)} of its {counted(len(assessed.found.buckets), 'bucket')} take"
-    head = (
-        f"this version cannot run the plan: {of_them} what jobs do not carry, such as {option}"
-        if found.refused
-        else f"this version runs the plan, but not in the predicted time: {of_them} collectives between GPUs, such as {option}. Jobs move them through hosts' "
-        'memory; say collectives = "host" in the cluster\'s file for what that takes, or "nccl" if they will go from GPU to GPU (PSGC_COLLECTIVES=nccl)'
-    )
+    head = _stopped(found.refused, assessed.found.buckets) if found.moved_us is None else _moved(found.moved_us, found.problem)
     if found.instead is None:
         return f"{head}; the constraints leave nothing that jobs carry"
     where = ", a server on each node added" if found.problem.cluster.servers and not assessed.problem.cluster.servers else ""
     encoded = "" if any(encodes(bucket.option) for bucket in found.instead.buckets) else ", uncompressed"
     why = f" ({found.without})" if found.without else ""
-    can = "can run today" if found.refused else "takes what is predicted"
-    return f"{head}; the best plan that {can}, by --runnable{where}, takes {ms(found.instead.step_us)} ms{encoded}{why}"
+    can = "that can run today" if found.refused else "for that"
+    return f"{head}; the best plan {can}, by --runnable{where}, takes {ms(found.instead.step_us)} ms{encoded}{why}"
+
+
+def _stopped(refused: Sequence[int], buckets: Sequence[PlannedBucket]) -> str:
+    return (
+        f"this version cannot run the plan: {len(refused)} of its {counted(len(buckets), 'bucket')} take what jobs do not carry, such as "
+        f"{' '.join(buckets[refused[0]].option)}"
+    )
+
+
+def _moved(moved_us: float, in_job: Problem) -> str:
+    return (
+        f"this version runs the plan: psgc run --plan; but it moves collectives between GPUs through hosts' memory, since the cluster's file names nothing "
+        f"else, and the step then takes {ms(moved_us)} ms, at {in_job.priced.intra.gbps:g} Gbit/s within a node at most. If they will go from GPU to GPU "
+        '(PSGC_COLLECTIVES=nccl), say collectives = "nccl" there'
+    )
 
 
 def from_best(assessed: Assessment) -> str:

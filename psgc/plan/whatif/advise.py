@@ -16,9 +16,6 @@ from psgc.plan.inputs.cluster import Cluster
 from psgc.plan.inputs.estimates import Measured, Timed, with_codec_times
 from psgc.plan.inputs.profile import Profile
 from psgc.plan.model.level import EXACT
-from psgc.plan.model.options import Constraints
-from psgc.plan.model.plan import UNCOMPRESSED
-from psgc.plan.model.problem import Problem, codec_costs
 from psgc.plan.model.quality import SAFELY, Standard
 from psgc.plan.report.running import is_whole
 from psgc.plan.report.wording import gigabytes, ms
@@ -225,15 +222,13 @@ def _notes(
     if profile.forward_us is None:
         notes.append("the profile has no forward time: an iteration is taken to be backward and synchronization")
     on_gpus = profile.device == "cuda"
-    among_workers = Problem(profile, cluster, codec_costs(UNCOMPRESSED, profile), Constraints(runtime=True)).among_workers
-    where = "over servers or among workers" if among_workers else "over servers"
     encoders = "on GPUs or on CPUs" if on_gpus else "on CPUs"
     notes.append(
-        f"none and bf16 run today by all-reduce, as DistributedDataParallel sends gradients; codecs by psgc run, encoded {encoders}, {where}"
+        f"none and bf16 run today by all-reduce, as DistributedDataParallel sends gradients; codecs by psgc run, encoded {encoders}, over servers or "
+        "among workers"
     )
     if not cluster.servers and found[2:-1]:
-        which = "servers, for codecs that need them" if among_workers else "servers"
-        notes.append(f"{which}: one on each node, sharing its link, since --servers names none")
+        notes.append("servers, for codecs that need them: one on each node, sharing its link, since --servers names none")
     notes += timed.notes
     if timed.estimated:
         notes.append("margins allow for half as much again of times that are estimated")
