@@ -93,6 +93,18 @@ class _Server:
     transfers: Transfers = field(default_factory=Transfers)
 
 
+@dataclass(slots=True)
+class Counts:
+    """resent: contributions that were lost with a connection and sent again on the next one; asked: PULLs about parts that were unanswered when a connection
+    was replaced; gradient_bytes: payload bytes of completed steps of optimizers' layouts, both directions; uncompressed_bytes: the same steps' bytes if they
+    were uncompressed."""
+
+    resent: int = 0
+    asked: int = 0
+    gradient_bytes: int = 0
+    uncompressed_bytes: int = 0
+
+
 class Client:
     """See the module's text. credit_bytes, credit_parts: as in ``Credit``."""
 
@@ -102,10 +114,7 @@ class Client:
         self.rank, self.job, self.epoch, self.silence_s = rank, job, epoch, silence_s
         self.parts: dict[int, PartState] = {}
         self.servers = [_Server(Sending(Credit(credit_bytes, credit_parts))) for _ in range(server_count)]
-        self.resent = 0  # contributions that were lost with a connection and sent again on the next one
-        self.asked = 0  # PULLs about parts that were unanswered when a connection was replaced
-        self.gradient_bytes = 0  # payload bytes of completed steps of optimizers' layouts, both directions
-        self.uncompressed_bytes = 0  # the same steps' bytes if they were uncompressed
+        self.counts = Counts()
         self._outstanding: set[int] = set()
 
     def add_layout(self, layout: Layout, push_codec_ids: dict[int, int]) -> None:
@@ -334,8 +343,8 @@ class Client:
 
     def _count(self, part: PartState, header: Header) -> None:
         if part.place.of_gradients and not header.flags & Flag.SKIPPED:
-            self.gradient_bytes += part.said.payload_bytes + header.payload_bytes
-            self.uncompressed_bytes += part.place.plain_bytes
+            self.counts.gradient_bytes += part.said.payload_bytes + header.payload_bytes
+            self.counts.uncompressed_bytes += part.place.plain_bytes
 
     def _error(self, header: Header, payload: Any) -> list[Action]:
         notice = decode_body(Notice, payload if payload is not None else b"")
@@ -351,7 +360,7 @@ class Client:
         """The server lacks a contribution, which therefore goes back to the queue. Each question leads to one payload at most, even if the
         server answers it several times."""
         part.asked = False
-        self.resent += 1
+        self.counts.resent += 1
         if part.said.skip:
             part.phase = Phase.SENT
             return [self._push(part)]
@@ -360,7 +369,7 @@ class Client:
 
     def _ask(self, part: PartState) -> Transmit:
         part.asked = True
-        self.asked += 1
+        self.counts.asked += 1
         return Transmit(part.place.server, self._header(Kind.PULL, part))
 
     def _push(self, part: PartState) -> Transmit:

@@ -21,6 +21,7 @@ from psgc.observe.figures import Figures
 from psgc.processes.descriptors import raise_limit
 from psgc.processes.pool import threads_of
 from psgc.program.groups import Groups
+from psgc.program.ranks import Ranks
 from psgc.transport.security import encryption
 from psgc.wire.reports import Report
 from psgc.worker.executor.executor import Executor
@@ -78,14 +79,8 @@ class ClusterSession(SessionWithOutcome):
             raise
         topology = session._network.topology
         assert topology is not None
-        session.rank, session.size = topology.rank, topology.size
-        session.local_rank, session.local_size = config.local_rank, config.local_size
-        session.node_sizes = topology.node_sizes
-        session.node_roots, session.node_switches = topology.node_roots, topology.switches
-        host = Host(
-            topology.rank, session.ranks, session._groups, session.fail, lambda: session.failed, session._network.ask_turn, session._network,
-            config.nonfinite == "raise", session.trace, config.collectives,
-        )  # fmt: skip
+        session.rank, session.ranks = topology.rank, Ranks(topology.node_sizes, topology.node_roots, topology.switches)
+        host = Host(session, session._groups, session._network.ask_turn, session._network, config.nonfinite == "raise", config.collectives)
         executor = session._executor = Executor(host, pool_threads(config))
         session._network.steps = executor
         session._network.reporter = session._report
@@ -219,9 +214,9 @@ class ClusterSession(SessionWithOutcome):
         assert client is not None
         over_groups = self._executor
         return {
-            "wire_bytes": self._network.wire_bytes + over_groups.moved_bytes, "resent": client.resent,
-            "gradient_bytes": client.gradient_bytes + over_groups.gradient_bytes,
-            "uncompressed_bytes": client.uncompressed_bytes + over_groups.uncompressed_bytes,
+            "wire_bytes": self._network.wire_bytes + over_groups.moved_bytes, "resent": client.counts.resent,
+            "gradient_bytes": client.counts.gradient_bytes + over_groups.gradient_bytes,
+            "uncompressed_bytes": client.counts.uncompressed_bytes + over_groups.uncompressed_bytes,
             "slowest_rank": waiting.slowest_rank, "least_waited_ms": waiting.least_ms, "most_waited_ms": waiting.most_ms,
         }  # fmt: skip
 

@@ -65,21 +65,34 @@ class _Stage(Enum):
     LEFT = "left"
 
 
+class _Line:
+    """What this worker says: under its place in the job, once it is admitted. beat: when it last sent a heartbeat."""
+
+    def __init__(self, dealer: Dealer, job: int) -> None:
+        self.dealer, self._job = dealer, job
+        self.topology: Topology | None = None  # once this worker is admitted
+        self.beat = 0.0
+
+    def send(self, kind: Kind, body: bytes = b"", *, plan: int = 0, key: int = 0, step: int = 0) -> None:
+        sender, epoch = (UNASSIGNED_SENDER, 0) if self.topology is None else (self.topology.rank, self.topology.epoch)
+        header = Header(kind, job=self._job, epoch=epoch, plan=plan, key=key, step=step, sender=sender, payload_bytes=len(body))
+        self.dealer.send(header, body)
+
+
 class Coordinator:
     """See the module's text."""
 
     def __init__(self, context: zmq.Context[Any], config: Config, owner: Owner) -> None:
         self._config, self._owner = config, owner
         identity = b"worker-%s-%d" % (os.urandom(6).hex().encode(), os.getpid())
-        self._dealer = Dealer(context, config.root_endpoint, identity, config.dead_s, control_keys(config.job, config.token))
+        dealer = Dealer(context, config.root_endpoint, identity, config.dead_s, control_keys(config.job, config.token))
         began = time.monotonic()
-        self._life = Lifeline(config.root_endpoint, config.silence_s, config.dead_s, TICK_S, began, self._dealer.nobody_listens)
+        self._line = _Line(dealer, config.job)
+        self._life = Lifeline(config.root_endpoint, config.silence_s, config.dead_s, TICK_S, began, dealer.nobody_listens)
         self._admission = Admission(config, self._life, began)
-        self._topology: Topology | None = None  # once this worker is admitted
-        self.requests = Requests(self._send)
+        self.requests = Requests(self._line.send)
         self.told = float("-inf")  # when the scheduler last said what is awaited
         self.voice = Voice.of(config)
-        self._beat = 0.0
         self._stage = _Stage.MEMBER
         self._over = False  # the job has failed
 
@@ -94,11 +107,11 @@ class Coordinator:
         return self._stage is _Stage.LEFT
 
     def pollables(self) -> tuple[Pollable, Pollable]:
-        return self._dealer.pollables()
+        return self._line.dealer.pollables()
 
     def register(self) -> None:
         """Ask to join."""
-        self._send(Kind.REGISTER, self._admission.request())
+        self._line.send(Kind.REGISTER, self._admission.request())
 
     def declare(self, declaration: Declaration, then: Callable[[Layout], None], rate: int = 0) -> None:
         """See ``Requests``; a name that has a layout is not declared again."""
@@ -110,14 +123,14 @@ class Coordinator:
 
     def tell(self, text: str) -> None:
         """Have the scheduler log what this worker awaits, and tell the other members."""
-        self._send(Kind.HEARTBEAT, encode_body(Notice(0, text)), step=int(1e3 * self._owner.waiting.own_s))
+        self._line.send(Kind.HEARTBEAT, encode_body(Notice(0, text)), step=int(1e3 * self._owner.waiting.own_s))
 
     def fault(self, text: str, code: int = 0) -> None:
-        self._send(Kind.FAULT, encode_body(Notice(code, text)))
+        self._line.send(Kind.FAULT, encode_body(Notice(code, text)))
 
     def leave(self) -> None:
-        self._stage = _Stage.LEFT if self._topology is None else _Stage.LEAVING
-        self._send(Kind.BYE)
+        self._stage = _Stage.LEFT if self._line.topology is None else _Stage.LEAVING
+        self._line.send(Kind.BYE)
 
     def farewell_s(self) -> float:
         """How long to wait for the scheduler's answer to BYE: it would take a worker that ends without one for dead."""
@@ -130,13 +143,13 @@ class Coordinator:
 
     def receive(self, ready: Set[Any]) -> None:
         """Handle the scheduler's messages, and events of the connection, if one of ``ready`` is its socket."""
-        for event in self._dealer.events() if self._dealer.monitor in ready else ():
+        for event in self._line.dealer.events() if self._line.dealer.monitor in ready else ():
             self._life.connection(event == "up", time.monotonic())
             if self._life.up:
                 self._say_again()
         until = time.monotonic() + TURN_S
         try:
-            for header, payload in self._dealer.receive() if self._dealer.socket in ready else ():
+            for header, payload in self._line.dealer.receive() if self._line.dealer.socket in ready else ():
                 self._life.hear(time.monotonic())
                 self._handle(header, b"" if payload is None else payload.tobytes())
                 if time.monotonic() >= until:
@@ -146,17 +159,17 @@ class Coordinator:
 
     def tick(self, now: float) -> None:
         """Send a heartbeat; repeat the registration until it is answered; name a silent scheduler, and in the end give up."""
-        config = self._config
-        self._dealer.tick(now)
-        if now - self._beat >= config.heartbeat_s and self._topology is not None:
-            self._beat = now
-            self._send(Kind.HEARTBEAT, step=int(1e3 * self._owner.waiting.own_s))
+        line = self._line
+        line.dealer.tick(now)
+        if now - line.beat >= self._config.heartbeat_s and line.topology is not None:
+            line.beat = now
+            self._line.send(Kind.HEARTBEAT, step=int(1e3 * self._owner.waiting.own_s))
             if self._owner.reporter is not None:
-                self._send(Kind.REPORT, encode_body(self._owner.reporter()))
-        if self._topology is None and self._admission.due(now):
+                self._line.send(Kind.REPORT, encode_body(self._owner.reporter()))
+        if self._line.topology is None and self._admission.due(now):
             self.register()
-        if self._topology is None and self._stage is _Stage.MEMBER:
-            why = self._dealer.turned_away()
+        if self._line.topology is None and self._stage is _Stage.MEMBER:
+            why = self._line.dealer.turned_away()
             self._heed(Sign(why, gone=True) if why else self._admission.tick(now), ADMISSION)
         else:
             self._heed(self._life.tick(now), LIFELINE)
@@ -179,15 +192,15 @@ class Coordinator:
 
     def _say_again(self) -> None:
         """On a new connection: repeat what is unanswered, because the old connection may have lost it."""
-        if self._topology is None:
+        if self._line.topology is None:
             self.register()
         self.requests.say_again()
         if self._stage is _Stage.LEAVING:
-            self._send(Kind.BYE)
+            self._line.send(Kind.BYE)
 
     def _handle(self, header: Header, body: bytes) -> None:
-        if header.kind == Kind.TOPOLOGY and self._topology is None:
-            topology = self._topology = Topology.from_body(decode_json(body, "TOPOLOGY"))
+        if header.kind == Kind.TOPOLOGY and self._line.topology is None:
+            topology = self._line.topology = Topology.from_body(decode_json(body, "TOPOLOGY"))
             self._life.alive = partial(member_alive, topology.scheduler_host, topology.scheduler_pid, topology.scheduler_started)
             self._owner.joined(topology)
         elif header.kind == Kind.DECLARE:
@@ -227,11 +240,6 @@ class Coordinator:
         for then in waiting:
             then(layout)
 
-    def _send(self, kind: Kind, body: bytes = b"", *, plan: int = 0, key: int = 0, step: int = 0) -> None:
-        sender, epoch = (UNASSIGNED_SENDER, 0) if self._topology is None else (self._topology.rank, self._topology.epoch)
-        header = Header(kind, job=self._config.job, epoch=epoch, plan=plan, key=key, step=step, sender=sender, payload_bytes=len(body))
-        self._dealer.send(header, body)
-
     def close(self, linger_ms: int = 500) -> None:
         self.voice.close()
-        self._dealer.close(linger_ms)
+        self._line.dealer.close(linger_ms)

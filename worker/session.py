@@ -68,20 +68,25 @@ class Session(ABC):
 
     config: Config
     rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    node_sizes: tuple[int, ...]  # workers of each node; ranks are numbered node by node
-    node_roots: tuple[tuple[int, ...], ...] = ()  # local ranks of each node that own shards; nothing: all of them
-    node_switches: tuple[int, ...] = ()  # of each node, how many of its ranks are behind one PCIe switch
+    ranks: Ranks  # all of the job's
     figures: Figures | None = None  # of its steps, where somebody is told of them
     trace: WorkerTrace | None = None  # where this process records its timeline, if it does
     groups_of: Callable[[str], Groups] | None = None  # makes groups by a name, where the front end has a backend for them
 
     @property
-    def ranks(self) -> Ranks:
-        """All ranks of the job, as programs know them."""
-        return Ranks(self.node_sizes, self.node_roots, self.node_switches)
+    def size(self) -> int:
+        """Workers of the job."""
+        return self.ranks.size
+
+    @property
+    def local_rank(self) -> int:
+        """This rank's number on its node."""
+        return self.ranks.on_node(self.ranks.node_of[self.rank]).index(self.rank)
+
+    @property
+    def local_size(self) -> int:
+        """Workers of its node."""
+        return self.ranks.node_sizes[self.ranks.node_of[self.rank]]
 
     def expect_names(self, names: Iterable[str]) -> None:  # noqa: B027 - psgc's own wire numbers nothing by order
         """An optimizer's gradients and parameters, by BytePS's names, in its order: the first tensors where tensors are numbered as they are declared."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from psgc.config import Config
 from psgc.errors import JobFailed, NonFiniteError, UsageError
 from psgc.layout import Declaration, Layout, build_layout
+from psgc.program.ranks import Ranks
 from psgc.worker.nonfinite import first_nonfinite
 from psgc.worker.outcome import SessionWithOutcome
 from psgc.worker.published import check_value
@@ -34,10 +35,7 @@ class SoloSession(SessionWithOutcome):
     """See Session. ``submit`` loads and stores at once, in the calling thread."""
 
     rank = 0
-    size = 1
-    local_rank = 0
-    local_size = 1
-    node_sizes = (1,)
+    ranks = Ranks((1,))
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)

@@ -61,7 +61,7 @@ def breaking(when: Callable[[Header], bool]) -> Callable[[Any], World]:
 def test_a_lost_answer_is_given_again_and_nothing_is_counted_twice(kind: Kind, local: float) -> None:
     world = simulate(quiet(workers=2, parts=(1,), steps=3, local=local, credit_parts=1, window_bytes=1), breaking(lambda h: h.kind == kind))
     assert world.network.cuts == 1
-    asked, resent = (sum(getattr(worker.client, what) for worker in world.workers) for what in ("asked", "resent"))
+    asked, resent = (sum(getattr(worker.client.counts, what) for worker in world.workers) for what in ("asked", "resent"))
     assert (asked > 0) == (kind != Kind.WINDOW), "what was pushed, and what was accepted, is asked after"
     assert resent == 0, "the server has it"
     again = world.sizes[make_key(1, 0, 0)][1] if kind == Kind.RESULT else 0
@@ -84,7 +84,7 @@ def test_a_lost_push_is_sent_again_when_the_server_says_that_it_lacks_it(local: 
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         world = simulate(quiet(workers=2, parts=(1,), steps=2, local=local), breaking_pushes)
-    assert [sum(getattr(worker.client, what) for worker in world.workers) for what in ("asked", "resent")] == [1, 1]
+    assert [sum(getattr(worker.client.counts, what) for worker in world.workers) for what in ("asked", "resent")] == [1, 1]
     assert world.network.carried == world.needed_bytes() + world.sizes[make_key(1, 0, 0)][0]
 
 
@@ -96,7 +96,7 @@ def test_over_a_link_of_any_speed_each_payload_is_sent_once(slower: int, seed: i
     scenario = quiet(seed=seed, workers=3, servers=2, parts=(3, 3, 2), steps=3, local=0.0, codec="onebit", weather=weather, saves=0.5)
     world = simulate(scenario)
     assert world.network.carried == world.needed_bytes()
-    assert [sum(getattr(worker.client, what) for worker in world.workers) for what in ("asked", "resent")] == [0, 0]
+    assert [sum(getattr(worker.client.counts, what) for worker in world.workers) for what in ("asked", "resent")] == [0, 0]
     parts = [len(bucket.parts) for bucket in world.workers[0].layouts["model"].buckets]
     if slower < 1000:
         assert parts == [3, 3, 2], "as asked: a message takes far less than half a second"
@@ -392,7 +392,7 @@ def test_silence_alone_has_nothing_said_again() -> None:
     client.transfer([Transfer(1, 0, step=7)], 0.0)
     said = [line for now in range(1, 600) for line in client.tick(float(now))]
     assert any("step 1 of 't0' (key 0.0.0) is sent, not yet accepted" in line for line in said)
-    assert (client.asked, client.resent) == (0, 0)
+    assert (client.counts.asked, client.counts.resent) == (0, 0)
 
 
 def test_a_part_that_the_server_has_is_named_by_the_server_and_any_other_by_the_worker() -> None:

@@ -71,8 +71,8 @@ def test_every_rank_gets_the_published_sum_in_a_sample_that_contains_what_it_is_
         seen["one credit"] += world.scenario.credit_parts == 1
         for worker in world.workers:
             assert worker.client is not None
-            seen["a push was sent again"] += worker.client.resent
-            seen["a result was asked for"] += worker.client.asked
+            seen["a push was sent again"] += worker.client.counts.resent
+            seen["a result was asked for"] += worker.client.counts.asked
             seen["a residual was saved"] += worker.residuals
         seen["links were slow"] += world.scenario.weather.rate < 1e5 and world.scenario.local < 1
         for server in world.servers:

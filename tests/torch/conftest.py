@@ -17,6 +17,7 @@ import torch
 from psgc.config import Config
 from psgc.errors import JobFailed, PsgcError
 from psgc.layout import Declaration, Layout, build_layout, compare
+from psgc.program import ranks as program_ranks
 from psgc.torch.session import api
 from psgc.worker.residuals.residual import LayoutMemory, TensorMemory
 from psgc.worker.session import BucketBuffer, Session, Ticket
@@ -113,8 +114,7 @@ class FakeSession(Session):
     """One rank's view of a FakeJob. submissions: everything it submitted, in order."""
 
     def __init__(self, job: FakeJob, rank: int) -> None:
-        self.job, self.rank, self.size = job, rank, job.size
-        self.local_rank, self.local_size, self.node_sizes = rank, job.size, (job.size,)
+        self.job, self.rank, self.ranks = job, rank, program_ranks.Ranks((job.size,))
         self.config = job.config
         self.submissions: list[Submission] = []
         self.counts: dict[tuple[str, int], int] = {}

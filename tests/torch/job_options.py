@@ -128,7 +128,7 @@ def main() -> None:
     for step in range(STEPS):
         for option, (found, mean) in zip(options, step_of(session, layout, step, 0), strict=True):
             assert (found == mean).all(), f"{option}: {found}, expected {mean}"
-    print(f"checked {len(options)} options, nodes of {session.node_sizes}, in {time.monotonic() - began:.0f} s", flush=True)
+    print(f"checked {len(options)} options, nodes of {session.ranks.node_sizes}, in {time.monotonic() - began:.0f} s", flush=True)
     check_over_servers(session)
     psgc.barrier()
     psgc.shutdown()

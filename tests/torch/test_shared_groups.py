@@ -11,6 +11,7 @@ import pytest
 
 from psgc.config import Config
 from psgc.errors import JobFailed, UsageError
+from psgc.program.ranks import Ranks
 from psgc.program.sums import sum_in_order
 from psgc.torch.collectives.groups import JobGroups
 from psgc.worker.collectives import mesh, shared_group
@@ -85,7 +86,7 @@ def test_only_workers_of_one_node_that_may_use_shared_memory_do() -> None:
         found = ["", ""]
 
         def run(groups: JobGroups, rank: Rank) -> None:
-            rank.node_sizes = node_sizes
+            rank.ranks = Ranks(node_sizes)
             found[rank.rank] = type(groups.group((0, 1))).__name__
 
         all_well(on_ranks(2, run, config))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +41,35 @@ class Buffer:
         self.skipped = skipped
 
 
+class Failing(Protocol):
+    """A job. errors: that have ended it."""
+
+    ranks: Ranks
+    errors: list[str]
+
+    def fail(self, text: str) -> None: ...
+
+
+@dataclass
+class RankOf:
+    """One rank of a job, as its executor knows it."""
+
+    job: Failing
+    rank: int
+    trace: WorkerTrace | None
+
+    @property
+    def ranks(self) -> Ranks:
+        return self.job.ranks
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.job.errors)
+
+    def fail(self, text: str) -> None:
+        self.job.fail(text)
+
+
 class Job:
     """One executor a rank."""
 
@@ -51,20 +81,16 @@ class Job:
         self.ranks = Ranks(node_sizes)
         self.errors: list[str] = []
         worlds: dict[str, MemoryWorld] = defaultdict(lambda: MemoryWorld(self.ranks.size, timeout_s=20.0))
-        self.servers = MemoryServers(self._fail)
+        self.servers = MemoryServers(self.fail)
         self.boards = [TicketBoard() for _ in self.ranks.everybody]
         self.executors = [
             Executor(
                 Host(
-                    rank,
-                    self.ranks,
+                    RankOf(self, rank, None if traces is None else traces[rank]),
                     lambda name, rank=rank: worlds[name].groups(rank) if groups_of is None else groups_of(name, rank),
-                    self._fail,
-                    lambda: bool(self.errors),
                     lambda key: None,
                     self.servers.of(rank),
                     raises,
-                    None if traces is None else traces[rank],
                     collectives,
                 ),
                 1,
@@ -72,7 +98,7 @@ class Job:
             for rank in self.ranks.everybody
         ]
 
-    def _fail(self, text: str) -> None:
+    def fail(self, text: str) -> None:
         self.errors.append(text)
         for board in self.boards:
             board.fail()

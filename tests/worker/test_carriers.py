@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from psgc.config import Config
 from psgc.errors import JobFailed, UsageError
 from psgc.layout import Declaration, Layout, TensorSpec, build_layout
+from psgc.program.ranks import Ranks
 from psgc.wire.carriers import MODULES
 from psgc.worker.connect import open_session
 from psgc.worker.executor.executor import Executor
@@ -30,12 +31,9 @@ class InMemory(SessionWithOutcome):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self.rank, self.size, self.local_rank, self.local_size, self.node_sizes = config.node, config.nodes, 0, 1, (1,) * config.nodes
+        self.rank, self.ranks = config.node, Ranks((1,) * config.nodes)
         self.layouts: dict[str, Layout] = {}
-        host = Host(
-            self.rank, self.ranks, self._lacks, self.fail, lambda: self.failed, lambda key: None, self.servers.of(self.rank)
-        )  # fmt: skip
-        self.executor = Executor(host, 1)
+        self.executor = Executor(Host(self, self._lacks, lambda key: None, self.servers.of(self.rank)), 1)
 
     @classmethod
     def open(cls, config: Config) -> InMemory:

@@ -23,7 +23,7 @@ from psgc.worker.executor.executor import Executor
 from psgc.worker.executor.layouts import Host
 from psgc.worker.submission import Submission
 from psgc.worker.tickets import StepTicket, TicketBoard
-from tests.worker.over_groups import Buffer
+from tests.worker.over_groups import Buffer, RankOf
 
 
 class Job:
@@ -39,8 +39,8 @@ class Job:
         self.executors = [
             Executor(
                 Host(
-                    rank, self.ranks, lambda name, rank=rank: self._groups(name, rank), self._fail, lambda: bool(self.errors),
-                    lambda key, rank=rank: self._ask(rank, key), raises=raises, trace=None if traces is None else traces[rank],
+                    RankOf(self, rank, None if traces is None else traces[rank]), lambda name, rank=rank: self._groups(name, rank),
+                    lambda key, rank=rank: self._ask(rank, key), raises=raises,
                 ),
                 1,
             )
@@ -59,7 +59,7 @@ class Job:
                     for use in self._agendas[other].told(turn):
                         executor.turn(use.key)
 
-    def _fail(self, text: str) -> None:
+    def fail(self, text: str) -> None:
         self.errors.append(text)
         for board in self.boards:
             board.fail()

@@ -6,6 +6,7 @@ from typing import Any
 
 from psgc.config import Config
 from psgc.layout import Declaration, Layout, TensorSpec, build_layout
+from psgc.program.ranks import Ranks
 from psgc.worker.cluster import ClusterSession
 
 
@@ -35,7 +36,7 @@ class Executor:
 def test_a_step_that_is_submitted_while_the_layout_arrives_does_not_overtake_those_before_it() -> None:
     declaration = Declaration("x", "adhoc", (TensorSpec("x", (4,), "float32"),), "none", True)
     session = ClusterSession(Config(nodes=2, servers=1, root_host="localhost", root_port=1, node=0))
-    session.rank, session.size, session.node_sizes = 0, 2, (1, 1)
+    session.rank, session.ranks = 0, Ranks((1, 1))
     session._network._shut()  # never started
     network, executor = Network(), Executor()
     session._network, session._executor = network, executor  # type: ignore[assignment]

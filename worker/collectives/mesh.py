@@ -101,7 +101,7 @@ class Mesh:
 def share_memory(session: Session, members: tuple[int, ...]) -> bool:
     """Whether all of them are one node's workers on one host, of one user, and all may use shared memory; every member gets the same answer.
     Raises what ends the job meanwhile."""
-    ends = list(itertools.accumulate(session.node_sizes))
+    ends = list(itertools.accumulate(session.ranks.node_sizes))
     if bisect.bisect_right(ends, members[0]) != bisect.bisect_right(ends, members[-1]):
         return False
     config = session.config

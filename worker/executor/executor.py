@@ -54,11 +54,11 @@ class Executor:
     """See the module's text. threads: that encode and decode."""
 
     def __init__(self, host: Host, threads: int) -> None:
-        self._host = host
+        self._host, self._member = host, host.member
         self._lock = threading.Lock()
         self._layouts: dict[int, LayoutRun] = {}
         self._pool = Pool("psgc-codec", threads, self._broken)
-        self._order = VotedOrder(host.ranks.everybody, host.ask, host.failed)
+        self._order = VotedOrder(host.member.ranks.everybody, host.ask, lambda: host.member.failed)
         self._named: Lane | None = None  # once it is needed
         self._retired = (0, 0)  # of layouts that were given up: bytes moved, and bytes of the gradients
 
@@ -136,7 +136,7 @@ class Executor:
     @property
     def uncompressed_bytes(self) -> int:
         """What a ring of all ranks would have moved of these, each way, uncompressed."""
-        return 4 * self._of_plans()[1] * (self._host.ranks.size - 1) // self._host.ranks.size
+        return 4 * self._of_plans()[1] * (self._member.ranks.size - 1) // self._member.ranks.size
 
     def _of_plans(self) -> tuple[int, int]:  # without the lock, which is held while groups are made
         return _counted((run for run in list(self._layouts.values()) if not run.named), self._retired)
@@ -173,7 +173,7 @@ class Executor:
         self._run(run, one.chains[0], one.priority, self._load, run, one)
 
     def _load(self, run: LayoutRun, one: BucketRun) -> None:
-        if self._host.failed() or one.current is None:
+        if self._member.failed or one.current is None:
             return
         one.work.begin(one.current, self._host.raises)
         with self._lock:
@@ -185,7 +185,7 @@ class Executor:
             self._guarded(run, here.chain, self._compute, run, here)
 
     def _compute(self, run: LayoutRun, start: Start) -> None:
-        if self._host.failed():
+        if self._member.failed:
             return
         if isinstance(start.step, Serve):
             self._contribute(run, start, start.step)
@@ -200,11 +200,11 @@ class Executor:
         self._over(run, start)
 
     def _now_ns(self) -> int:
-        return 0 if self._host.trace is None else time.monotonic_ns()
+        return 0 if self._member.trace is None else time.monotonic_ns()
 
     def _record(self, run: LayoutRun, start: Start, began_ns: int, moved_bytes: int = 0) -> None:
         """Note in the timeline that a step is over."""
-        trace = self._host.trace
+        trace = self._member.trace
         span = None if trace is None else run.part(start.chain).span(start.step)
         if trace is not None and span is not None:
             step, nbytes = run.owner[start.chain][0].work.step, moved_bytes or span.nbytes
@@ -223,7 +223,7 @@ class Executor:
         self._run(run, start.chain, _DECODE_PRIORITY, self._take, run, start, piece, flags, payload)
 
     def _take(self, run: LayoutRun, start: Start, piece: Range, flags: int, payload: Any) -> None:
-        if self._host.failed():
+        if self._member.failed:
             return
         assert self._host.servers is not None and isinstance(start.step, Serve)
         began_ns = self._now_ns()
@@ -255,13 +255,13 @@ class Executor:
     # lanes' threads
 
     def _transfer(self, run: LayoutRun, start: Start, groups: Groups) -> None:
-        if self._host.failed():
+        if self._member.failed:
             return
         began_ns, moved_bytes = self._now_ns(), 0
         one = run.owner[start.chain][0]
         if isinstance(start.step, Agree):
             numbers = [run.owner[chain][1] for chain in one.runner.agreeing(start.chain)]
-            one.work.agree(numbers, groups.group(self._host.ranks.everybody), one.contributed)
+            one.work.agree(numbers, groups.group(self._member.ranks.everybody), one.contributed)
         elif isinstance(start.step, Transfer):
             moved_bytes = run.part(start.chain).transfer(start.step, groups)
         self._record(run, start, began_ns, moved_bytes)
@@ -303,12 +303,12 @@ class Executor:
 
     def _broken(self, error: BaseException, what: str = "") -> None:
         """what: a lane's job that has raised it."""
-        if self._host.failed():
+        if self._member.failed:
             return
         logger.debug("executor", exc_info=error)
         where = f"{what}: " if what else ""
         kind = "" if isinstance(error, PsgcError) else f"{type(error).__name__}: "
-        self._host.fail(f"rank {self._host.rank}: {where}{kind}{error}")
+        self._member.fail(f"rank {self._member.rank}: {where}{kind}{error}")
 
 
 def _counted(runs: Iterable[LayoutRun], before: tuple[int, int] = (0, 0)) -> tuple[int, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from psgc.errors import DeviceError
 from psgc.layout import Bucket, Layout
@@ -23,21 +24,31 @@ from psgc.worker.executor.work import PartWork
 from psgc.worker.submission import Submission
 
 
+class Member(Protocol):
+    """Whose executor it is: one rank of a job that may fail. A session, as far as it is concerned."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def ranks(self) -> Ranks: ...
+    @property
+    def trace(self) -> WorkerTrace | None: ...
+    @property
+    def failed(self) -> bool: ...
+    def fail(self, text: str) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What a session gives its executor. groups_of: makes the groups of a lane, by a name that is unique among the groups of the job; fail: ends the job with a
-    line; failed: whether it has ended; ask: asks for the turn of a named step; servers: reaches them, where layouts have such options; raises: whether a
-    NaN or infinity ends the job; collectives: PSGC_COLLECTIVES; served: makes a bucket that every rank pushes, where that is not psgc's own."""
+    """What a session gives its executor. groups_of: makes the groups of a lane, by a name that is unique among the groups of the job; ask: asks for the turn of
+    a named step; servers: reaches them, where layouts have such options; raises: whether a NaN or infinity ends the job; collectives: PSGC_COLLECTIVES;
+    served: makes a bucket that every rank pushes, where that is not psgc's own."""
 
-    rank: int
-    ranks: Ranks
+    member: Member
     groups_of: Callable[[str], Groups]
-    fail: Callable[[str], None]
-    failed: Callable[[], bool]
     ask: Callable[[int], None]
     servers: Servers | None = None
     raises: bool = False
-    trace: WorkerTrace | None = None
     collectives: str = "host"
     served: Callable[[Layout, Bucket], BucketWork] | None = None
 
@@ -80,13 +91,13 @@ class LayoutRun:
         self.unanswered = [0] * len(self.owner)  # pieces of the chain's contribution to servers that have no result yet
 
     def _work(self, bucket: Bucket) -> BucketWork:
-        host = self._host
+        host, member = self._host, self._host.member
         if bucket.over_groups:
-            return over_groups(self.layout, bucket, host.ranks, host.rank, host.servers, host.collectives)
+            return over_groups(self.layout, bucket, member.ranks, member.rank, host.servers, host.collectives)
         if host.served is not None:
             return host.served(self.layout, bucket)
         assert host.servers is not None
-        return over_servers(self.layout, bucket, host.servers, host.rank)
+        return over_servers(self.layout, bucket, host.servers, member.rank)
 
     def part(self, chain: int) -> PartWork:
         one, number = self.owner[chain]
@@ -105,7 +116,7 @@ class LayoutRun:
 
     def late(self, start: Start) -> str:
         """What to say of one that has taken long."""
-        rank, ranks, step = self._host.rank, self._host.ranks, start.step
+        rank, ranks, step = self._host.member.rank, self._host.member.ranks, start.step
         if self.named:
             return f"rank {rank} {named.awaited(self.what(start))}"
         members = {member for one in step.collectives for member in one.members} if isinstance(step, Transfer) else set(ranks.everybody)

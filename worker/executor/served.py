@@ -7,6 +7,7 @@ is encoded, so that a step that the trainer does not apply can be added back.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -57,6 +58,16 @@ class RoundSlots:
         return [slot.bytes[:length] for slot, length in zip(self._slots, self._lengths, strict=True)]
 
 
+@dataclass(slots=True)
+class _UnderWay:
+    """A slice's step. array: the slice, where it lies on the host; stream: the slice's; encoded: what the round under way contributes."""
+
+    submission: Submission
+    stream: Stream
+    array: NDArray[Any]
+    encoded: Encoded = NOTHING
+
+
 class ServedPart:
     """A PartWork. rounds: the slice's keys, one a round; state: the scheme's of this slice; initial: what the first step is encoded with, if that is another.
     stream: of the slice, but for the step's number; keeps: whether what encoding leaves out is kept."""
@@ -76,9 +87,7 @@ class ServedPart:
         servers_add_back = any(round_.pair.pull.feedback for round_ in state.rounds)
         self._feedback = Feedback(rounds[0].numel, scheme.residual_dtype if keeps else None, None if servers_add_back else self._add_own)
         self._placed = PlacedState(state, *self._slice)
-        self._array: NDArray[Any] = np.empty(0)  # the slice, where it lies on the host
-        self._submission: Submission
-        self._encoded = NOTHING  # what the round under way contributes
+        self._step: _UnderWay  # the last one, once there is one
 
     moved_bytes = 0  # the network thread counts what servers get
 
@@ -91,12 +100,11 @@ class ServedPart:
         yield EncodingPlace(slice(*self._slice), self._feedback, self.agreement, True, self._placed)
 
     def begin(self, step: int, submission: Submission, location: Location, array: NDArray[Any]) -> None:
-        self._submission, self._stream = submission, self._stream.at(step)
         dropped = self.agreement.begin(submission.skip, submission.previous_skipped, on_host=True)
         self._feedback.begin(bool(dropped), submission.rescale)
         self._feedback.move(location.device)
         self._placed.begin(location.device)
-        self._array = array[slice(*self._slice)]
+        self._step = _UnderWay(submission, self._stream.at(step), array[slice(*self._slice)])
 
     @property
     def _device(self) -> DeviceBucket | None:
@@ -113,12 +121,13 @@ class ServedPart:
     # steps of the program
 
     def compute(self, step: Encode | Decode, then: Callable[[PsgcError | None], None]) -> None:
-        index, self._encoded = step.slot, NOTHING
-        if self._submission.skip:
+        index, now = step.slot, self._step
+        now.encoded = NOTHING
+        if now.submission.skip:
             then(None)
             return
         if self.agreement.control.nonfinite:  # every rank knows this of an earlier round, so none sends a payload in the remaining ones
-            self._encoded = Encoded(0, True)
+            now.encoded = Encoded(0, True)
             then(None)
             return
 
@@ -126,24 +135,24 @@ class ServedPart:
             if isinstance(found, DeviceError):
                 then(found)
                 return
-            self._encoded = found
+            now.encoded = found
             self._slots.wrote(index, found.payload_bytes)
             then(None)
 
         out, value, rescale = self._slots.out(index), self._feedback.value, self._feedback.rescale
         if self._device is not None:
-            self._device.encode(index, *self._slice, value, rescale, self._stream, out, encoded)
+            self._device.encode(index, *self._slice, value, rescale, now.stream, out, encoded)
         elif self._initial is not None:
-            encoded(self._initial.encode(0, self._array, None, 1.0, self._stream, out))
+            encoded(self._initial.encode(0, now.array, None, 1.0, now.stream, out))
         else:
             residual = None if value is None else value.load()
-            encoded(self._placed.state.encode(index, self._array, residual, rescale, self._stream, out))
+            encoded(self._placed.state.encode(index, now.array, residual, rescale, now.stream, out))
 
     def transfer(self, step: Transfer, groups: Groups) -> int:
         raise LocalProtocolError("a slice that all ranks push to servers has no transfers")
 
     def contribution(self, step: Serve, piece: Range, then: Callable[[int, Any], None]) -> Contribution:
-        said, encoded = self._submission, self._encoded
+        said, encoded = self._step.submission, self._step.encoded
         return Contribution(
             self._key(step), encoded.payload_bytes, encoded.nonfinite, said.previous_skipped, said.rescale, then, said.skip, said.priority
         )  # fmt: skip
@@ -162,7 +171,7 @@ class ServedPart:
         if not skipped and nonfinite:
             self._fill_nan()
         elif not skipped:
-            self._apply(payload, own=not self._submission.skip and not self._encoded.nonfinite and not initial)
+            self._apply(payload, own=not self._step.submission.skip and not self._step.encoded.nonfinite and not initial)
         return key
 
     def _take(self, index: int, payload: Bytes) -> None:
@@ -176,7 +185,7 @@ class ServedPart:
         if self._device is not None:
             self._device.fill(*self._slice, np.nan)
         else:
-            self._array.fill(np.nan)
+            self._step.array.fill(np.nan)
 
     def _apply(self, payload: Bytes, own: bool) -> None:
         """Make the slice the aggregate. own: this rank's payload is part of it; commit what that has left out."""
@@ -185,7 +194,7 @@ class ServedPart:
             self._device.apply(*self._slice, payload, value, feedback.rescale)
         else:
             residual = None if value is None else value.load()
-            self._placed.state.apply(payload, self._slots.sent, self._array, residual, feedback.rescale)
+            self._placed.state.apply(payload, self._slots.sent, self._step.array, residual, feedback.rescale)
             if value is not None and residual is not None:
                 value.keep(residual)
         if own:
@@ -200,8 +209,8 @@ class ServedPart:
     def span(self, step: Step) -> Span | None:
         if isinstance(step, Serve):
             return Span(DECODE, self._key(step))
-        if isinstance(step, Encode) and not self._submission.skip:
-            return Span(ENCODE, self._key(step), self._encoded.payload_bytes)
+        if isinstance(step, Encode) and not self._step.submission.skip:
+            return Span(ENCODE, self._key(step), self._step.encoded.payload_bytes)
         return None
 
     def _key(self, step: Serve | Encode) -> int:

@@ -18,6 +18,7 @@ from psgc.layout import Declaration, Layout
 from psgc.observe.figures import Figures
 from psgc.processes.descriptors import raise_limit
 from psgc.processes.pool import threads_of
+from psgc.program.ranks import Ranks
 from psgc.pslite.byteps.turns import ENDPOINT_NAME, refuse_races, two_key_servers
 from psgc.pslite.kv import KVWorker
 from psgc.pslite.nodes import WORKER_GROUP
@@ -42,17 +43,13 @@ class PsLiteSession(SessionWithOutcome):
 
     def __init__(self, config: Config, office: Postoffice) -> None:
         super().__init__(config)
-        self.rank, self.size = config.node, config.nodes
-        self.local_rank, self.local_size = 0, 1
-        self.node_sizes = (1,) * config.nodes
+        self.rank, self.ranks = config.node, Ranks((1,) * config.nodes)
         self.figures = Figures(time.monotonic())
         self._office = office
         office.endpoint_name = ENDPOINT_NAME
         self._servers = PsLiteServers(KVWorker(office))
         self._declared = Declared(config, self._servers)
-        host = Host(
-            self.rank, self.ranks, self._has_no_groups, self.fail, lambda: self.failed, lambda key: None, self._servers, served=self._declared.work
-        )  # fmt: skip
+        host = Host(self, self._has_no_groups, lambda key: None, self._servers, served=self._declared.work)
         self._executor = Executor(host, config.cpu_threads or threads_of(POOL_CORES))
         self._waits = Waits(self.rank, config.silence_s, config.step_timeout_s)
         office.on_fail, office.on_tick = self._broken, self._tick

@@ -89,7 +89,7 @@ class Costs:
 
     def machines(self) -> Machines:
         session = self._exchange.session
-        sizes, config = session.node_sizes, session.config
+        sizes, config = session.ranks.node_sizes, session.config
         groups = not (config.encrypt or config.link_mbit)  # they are not encrypted, and no simulated link paces them
         cores, gpu = self._measuring.cores(), self._gpu
         machines = Machines(
