@@ -36,7 +36,8 @@ class _Connection:
 @dataclass
 class WeightsJob:
     """steps: by rank, how many pushes it makes. work_s: by rank, how long a step takes on average. pulls: share of steps before which a rank pulls as well.
-    byes_lost: share of the ranks whose BYE to the server is lost, and of which the scheduler tells it."""
+    byes_lost: share of the ranks whose BYE to the server is lost, as are those that are said on a connection that is not there yet. Of every rank that has ended
+    the scheduler tells the server a while later."""
 
     seed: int
     rule: str
@@ -101,10 +102,9 @@ class WeightsJob:
             self._begin(rank, True)
         elif self.pushed[rank] == self.steps[rank]:
             self.ended[rank] = True
-            if self.byes_lost and self.rng.random() < self.byes_lost:
-                self._at(self.now + 1.0, lambda: self._effects(self.server.left(rank, self.now)))
-                return
-            self._put(self.connections[rank], self._hear_worker, Header(Kind.BYE, job=7, epoch=1, sender=rank), None)
+            self._at(self.now + 1.0, lambda: self._effects(self.server.left(rank, self.now)))
+            if not self.byes_lost or self.rng.random() >= self.byes_lost:
+                self._put(self.connections[rank], self._hear_worker, Header(Kind.BYE, job=7, epoch=1, sender=rank), None)
         else:
             self._at(self.now + self.work_s[rank] * self.rng.expovariate(1.0), self._push, rank)
 
