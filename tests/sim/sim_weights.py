@@ -36,8 +36,8 @@ class _Connection:
 @dataclass
 class WeightsJob:
     """steps: by rank, how many pushes it makes. work_s: by rank, how long a step takes on average. pulls: share of steps before which a rank pulls as well.
-    byes_lost: share of the ranks whose BYE to the server is lost, as are those that are said on a connection that is not there yet. Of every rank that has ended
-    the scheduler tells the server a while later."""
+    byes_lost: share of the ranks whose BYE to the server is lost, as are those that are said on a connection that is not there yet. The scheduler tells the
+    server of every rank that has ended, a while later."""
 
     seed: int
     rule: str

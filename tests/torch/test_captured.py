@@ -12,7 +12,7 @@ from torch import nn
 
 from psgc.errors import UsageError
 from psgc.torch.device import engines
-from psgc.torch.gradients import in_backward
+from psgc.torch.gradients import replays
 from tests.device.recording import RecordingRuntime
 from tests.device.steps import use_recorded
 from tests.torch.captured_graphs import Graph, Graphed
@@ -38,7 +38,7 @@ def eager(rank: int) -> list[float]:
 def graphs(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Makes a rank's graph, and has psgc see its captures."""
     own = threading.local()
-    monkeypatch.setattr(in_backward, "captured", lambda tensor: getattr(own, "graph", None) is not None and own.graph.capturing)
+    monkeypatch.setattr(replays, "captured", lambda tensor: getattr(own, "graph", None) is not None and own.graph.capturing)
 
     def make(model: nn.Module) -> Graph:
         own.graph = Graph(model, loss_of)

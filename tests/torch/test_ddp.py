@@ -20,6 +20,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks
 import psgc.torch as psgc
 from psgc.errors import CodecError, ConfigError, JobFailed, UsageError
 from psgc.plan.model.plan import Plan, PlannedBucket
+from psgc.program.ranks import Ranks
 from psgc.torch.ddp import wrappers
 from psgc.torch.ddp.completions import Arrival, Completer, Completion
 from psgc.torch.ddp.gradients import DdpGradients
@@ -529,7 +530,7 @@ def test_a_codec_or_plan_that_is_none_is_refused_at_once(given: Any, error: type
 @pytest.mark.usefixtures("group")
 def test_a_process_group_of_another_size_than_the_job_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     psgc.ddp_hook().install()
-    monkeypatch.setattr(psgc.current_session(), "size", 3)
+    monkeypatch.setattr(psgc.current_session(), "ranks", Ranks((1, 1, 1)))
     with pytest.raises(UsageError, match=r"averages over 1 process\(es\), but psgc's job has 3 worker\(s\)"):
         DistributedDataParallel(nn.Linear(3, 2))
 

@@ -158,6 +158,21 @@ def test_in_a_job_rank_0_writes_the_profile_and_buckets_wait_for_the_end_of_back
     assert sorted(tmp_path.iterdir()) == [path]
 
 
+def test_the_warm_up_of_one_bit_adam_is_profiled_too(ranks: Any, tmp_path: Path) -> None:
+    path, iterations = tmp_path / "profile.json", 3
+
+    def work(rank: int) -> None:
+        model = Net()
+        optimizer = psgc.OneBitAdam(model.named_parameters(), warmup_steps=100)
+        for _ in range(WARM_UP + iterations + 2):
+            optimizer.zero_grad()
+            model(torch.ones(2, 8)).square().mean().backward()
+            optimizer.step()
+
+    ranks.run(1, work, profile=str(path), profile_iterations=iterations)
+    assert_profile(load_profile(str(path)))
+
+
 @pytest.mark.parametrize("late", [False, True])
 def test_where_nothing_but_the_profile_is_wanted_every_rank_exits_after_the_same_step(
     ranks: Any, tmp_path: Path, late: bool

@@ -178,8 +178,3 @@ def _tell_end(auto: weakref.ref[AutoPlan]) -> None:
     found = auto()
     if found is not None:
         found.tell_end()
-
-
-def let_auto_choose(exchange: GradientExchange[Any], sample: torch.Tensor) -> None:
-    """From now on ``auto`` observes the exchange's steps, and switches. sample: any of the parameters."""
-    exchange.observer = AutoPlan(exchange, sample)

@@ -14,6 +14,7 @@ import torch
 
 from psgc.torch.ddp.told import all_of, own_of, watch_optimizers
 from psgc.torch.gradients import loss_scale
+from psgc.torch.tensors.push_pull import push_pull_inplace
 
 _unscale = torch.amp.GradScaler.unscale_
 _step = torch.amp.GradScaler.step
@@ -39,9 +40,12 @@ def unscale_(self: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> No
     _refuse(self, optimizer)
     _synchronize(self, optimizer)
     _unscale(self, optimizer)
-    agree = getattr(optimizer, "_psgc_agree_on_overflow", None)
-    if agree is not None and self.is_enabled():
-        agree(self._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values())
+    gradients = getattr(optimizer, "_psgc_gradients", None)
+    if (
+        gradients is not None and gradients.paused and self.is_enabled()
+    ):  # each rank looks at gradients of its own, and all skip the step if any does
+        for flag in self._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values():
+            push_pull_inplace(flag, average=False, name=f"{gradients.exchange.name}.overflow")
 
 
 @functools.wraps(_step)

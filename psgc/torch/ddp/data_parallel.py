@@ -17,7 +17,8 @@ from psgc.errors import UsageError
 from psgc.torch.ddp import amp
 from psgc.torch.ddp.told import add_model
 from psgc.torch.gradients.exchange import GradientExchange
-from psgc.torch.gradients.in_backward import BackwardGradients, Parameters
+from psgc.torch.gradients.front_end import Parameters
+from psgc.torch.gradients.in_backward import BackwardGradients
 from psgc.torch.plans.choice import Given, chosen
 from psgc.torch.session import api
 from psgc.torch.tensors.broadcast import broadcast_parameters, broadcast_tensors
@@ -55,10 +56,13 @@ class DistributedDataParallel(torch.nn.Module):
             raise UsageError("DistributedDataParallel: no parameter of the module requires a gradient; leave the wrapper out")
         choice.check({parameter: name for name, parameter in module.named_parameters() if parameter.requires_grad})
         self.module, self.broadcast_buffers = module, broadcast_buffers
-        self._prefix = f"model{api.next_number(session, 'model')}"
+        number = api.next_number(session, "model")
+        self._prefix = f"model{number}"
         broadcast_parameters(module.state_dict(), 0, f"{self._prefix}.")
         amp.install()
-        self._gradients = BackwardGradients(GradientExchange(session, self._prefix, choice), 1, False, self._parameters_to_watch)
+        self._gradients = BackwardGradients(
+            GradientExchange(session, self._prefix, choice, turn=number), 1, False, self._parameters_to_watch
+        )
         self._gradients.watch()
         add_model(self._gradients)
 

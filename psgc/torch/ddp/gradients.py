@@ -37,7 +37,7 @@ class DdpGradients(FrontEnd[FilledBucket]):
     def __init__(
         self, session: Session, number: int, choice: Choice, names: Mapping[torch.Tensor, str], completer: Completer
     ) -> None:  # fmt: skip
-        super().__init__(GradientExchange(session, f"ddp{number}", choice, whole=True))
+        super().__init__(GradientExchange(session, f"ddp{number}", choice, whole=True, turn=number))
         self.parameters = ModelParameters(self.exchange.name, names)
         self.steps = self.gradient_bytes = 0
         self._next = NextBackward(self.exchange.last, self.parameters)

@@ -22,6 +22,7 @@ from psgc.torch.ddp import amp, wrappers
 from psgc.torch.ddp.completions import Arrival, Completion
 from psgc.torch.ddp.models import SERVED, HookedModels, check_group, check_world
 from psgc.torch.ddp.parameters import laid_out
+from psgc.torch.gradients.last_step import NONE_WAIT
 from psgc.torch.plans.choice import Given, chosen, switched
 from psgc.torch.session import api
 from psgc.torch.tensors.codec_text import codec_text
@@ -103,9 +104,7 @@ class DdpHook:
         Raises UsageError if none do."""
         waiting = [gradients for gradients in self._models.of(model, "put_back") if gradients.exchange.last.waits]
         if not waiting:
-            raise UsageError(
-                "put_back(): no averaged gradients wait for step(); call it in place of step(), after backward(), on every rank"
-            )
+            raise UsageError(NONE_WAIT)
         for gradients in waiting:
             gradients.put_back()
 

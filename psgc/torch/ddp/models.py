@@ -14,6 +14,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from psgc.errors import ConfigError, UsageError
+from psgc.torch.auto.observing import observe
 from psgc.torch.ddp import wrappers
 from psgc.torch.ddp.completions import Completer
 from psgc.torch.ddp.gradients import DdpGradients
@@ -76,10 +77,7 @@ class HookedModels:
         self.choice.check(names)
         gradients = DdpGradients(self.session, api.next_number(self.session, "ddp"), self.choice, names, self._completer)
         gradients.advice = self._advice
-        if self.choice.auto:
-            from psgc.torch.auto.auto_plan import let_auto_choose  # which loads the planner
-
-            let_auto_choose(gradients.exchange, parameters[0])
+        observe(gradients.exchange, parameters)
         self.all.append(gradients)
         self._take_up(gradients)
         return gradients

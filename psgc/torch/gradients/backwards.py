@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from psgc.errors import UsageError
 from psgc.torch.gradients import backward_end
 from psgc.torch.gradients.backward_end import BackwardEnd
 from psgc.torch.gradients.buckets import Gradient
@@ -25,7 +26,7 @@ class Backwards:
         self._end: BackwardEnd | None = None
         self._tells_end = backward_end.AVAILABLE  # late, too: that a backward has raised is told by an end that never comes
         if not self._tells_end:
-            self._end_untold("queue_callback is missing")
+            self._deliver_late("queue_callback is missing")
 
     @property
     def lost(self) -> bool:
@@ -43,9 +44,10 @@ class Backwards:
             self._end = backward_end.await_end(waiter, finish)
         except (AttributeError, RuntimeError, TypeError) as error:
             self._end = None
-            self._end_untold(str(error))
+            self._deliver_late(str(error))
 
-    def _end_untold(self, reason: str) -> None:
+    def _deliver_late(self, reason: str) -> None:
+        """The end of backward cannot be detected: the trainer asks for its gradients from now on."""
         self._tells_end = False
         if not self.late:
             self.late = True
@@ -81,14 +83,15 @@ class Backwards:
         return True
 
     @property
-    def some(self) -> bool:
-        """Whether a backward of this step is over."""
-        return self._over > 0
-
-    @property
     def complete(self) -> bool:
         """Whether all backwards of this step are over."""
         return self._over >= self.passes
+
+    def set_passes(self, passes: int, begun: bool) -> None:
+        """Change how many add up to a step. begun: whether one has added to a gradient of this step. Raises UsageError between a backward and its step."""
+        if self._over or begun:
+            raise UsageError("set_backward_passes_per_step() between backward() and step(); call it after step()")
+        self.passes = passes
 
     def begin_step(self) -> None:
         """Count the next step's."""

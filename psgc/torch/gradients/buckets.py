@@ -26,7 +26,6 @@ class Gradient:
     passes: backwards that have added to it, ``backward`` the last of them. repeats: one backward has added to it several times.
     seen: p.grad when it was last looked at; None while it takes no part.
     zero: p.grad as zero_grad(set_to_none=False) left it. mean: what the last step left in it.
-    captured: p.grad as a backward that was captured in a CUDA graph made it, to which each replay writes.
     """
 
     parameter: torch.Tensor
@@ -36,7 +35,6 @@ class Gradient:
     repeats: bool = False
     seen: Noted | None = None
     zero: Noted | None = None
-    captured: torch.Tensor | None = None
     bucket: GradientBucket | None = None
     mean: LastMean = field(init=False)
 
@@ -90,16 +88,6 @@ class Gradient:
         """zero_grad has filled p.grad with zeros: until it changes it takes no part."""
         grad = self.parameter.grad
         self.zero = None if grad is None else Noted(grad, grad._version)
-
-    def note_replay(self) -> None:
-        """A graph has written the captured gradient anew, which no version tells of."""
-        self.parameter.grad, self.zero = self.captured, None
-        self.mean.forget()
-
-    @property
-    def missed(self) -> bool:
-        """Whether what looked like the mean of the last step, and was set aside, may be the gradient of a replay that nobody told of."""
-        return self.captured is not None and self.mean.aside is self.captured and self.seen is None
 
     def reset(self) -> None:
         self.passes, self.backward, self.seen = 0, -1, None

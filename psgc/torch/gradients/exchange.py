@@ -33,8 +33,8 @@ B = TypeVar("B", bound=SentBucket)
 
 
 class GradientExchange(Generic[B]):
-    """See the module's text. rates: reads the parameter groups' learning rates as they are now; None: residuals do not follow them. choice, whole: as of
-    ``Layouts``.
+    """See the module's text. rates: reads the parameter groups' learning rates as they are now; None: residuals do not follow them. choice, whole, turn: as
+    of ``Layouts``.
 
     specs: of all tensors that are known so far. buckets: of the layouts by which they travel now.
     observer: who times this rank's steps; it is changed between two steps.
@@ -42,14 +42,15 @@ class GradientExchange(Generic[B]):
     """
 
     def __init__(
-        self, session: Session, name: str, choice: Choice, rates: Callable[[], tuple[float, ...]] | None = None, whole: bool = False
-    ) -> None:
+        self, session: Session, name: str, choice: Choice, rates: Callable[[], tuple[float, ...]] | None = None, whole: bool = False,
+        turn: int = 0,
+    ) -> None:  # fmt: skip
         self.session, self.name = session, name
         self.specs: tuple[TensorSpec, ...] = ()
         self.buckets: list[B] = []
         self.last = LastStep(rates)
         self.observer: Observer = UNOBSERVED
-        self._layouts = Layouts(session, name, choice, whole)
+        self._layouts = Layouts(session, name, choice, whole, turn)
         self.written: Written | None = None
         self._left = Kept(), 1  # what was taken along from a session that this process has left, and how many ranks that had
 

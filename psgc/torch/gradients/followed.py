@@ -77,37 +77,14 @@ class Followed:
 
     def look_again(self, late: bool, changed: str = CHANGED) -> None:
         """The step is about to be sent: see who takes part. late: what hooks have seen may be under way. Raises UsageError for a gradient that was changed when
-        it may be (``changed``, with its name), and for one of which nobody knows whether a graph has computed it."""
+        it may be (``changed``, with its name)."""
         for gradient in self._gradients:
             left = gradient.bucket is not None and gradient.bucket.ticket is not None
             gradient.look_again(left or late, changed)
-        missed = next((gradient.spec.name for gradient in self._gradients if gradient.missed), None)
-        if missed is not None:
-            raise UsageError(
-                f"gradient of {missed!r} was captured in a CUDA graph, and nothing tells whether it was computed again; call optimizer.replayed() "
-                "after each graph.replay()"
-            )
 
-    @property
-    def begun(self) -> bool:
-        """Whether backward has added to one in this step."""
-        return any(gradient.passes for gradient in self._gradients)
-
-    def replayed(self) -> None:
-        """A graph that captured backwards has written its gradients anew: they take part in the coming step. Raises UsageError if none was captured, and
-        between a backward and its step."""
-        found = [gradient for gradient in self._gradients if gradient.captured is not None]
-        if not found:
-            raise UsageError(
-                "replayed(): no backward of these parameters was captured; capture it inside `with optimizer.no_sync(), torch.cuda.graph(graph):`"
-            )
-        begun = [gradient.spec.name for gradient in self._gradients if gradient.passes]
-        if begun:
-            raise UsageError(
-                f"replayed() while the gradient of {begun[0]!r} is under way; call it after step(), right after graph.replay()"
-            )
-        for gradient in found:
-            gradient.note_replay()
+    def under_way(self, passes: int = 1) -> str | None:
+        """The name of one that so many backwards have added to in this step."""
+        return next((gradient.spec.name for gradient in self._gradients if gradient.passes >= passes), None)
 
     @property
     def keeps_mean(self) -> bool:

@@ -6,13 +6,13 @@ A front end knows when a bucket may leave, who takes the mean, and when a step i
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic
 
 import torch
 
 from psgc.errors import UsageError
-from psgc.layout import BucketSpec
+from psgc.layout import BucketSpec, TensorSpec
 from psgc.torch.gradients.backwards import Backwards
 from psgc.torch.gradients.buckets import Gradient, GradientBucket
 from psgc.torch.gradients.exchange import B, GradientExchange
@@ -26,6 +26,8 @@ from psgc.torch.session import api
 from psgc.torch.state import saved
 from psgc.torch.state.residuals import Kept, check_sizes
 from psgc.worker.session import Session
+
+Parameters = Iterable[tuple[torch.Tensor, TensorSpec]]
 
 
 class FrontEnd(api.Member, Generic[B]):
@@ -125,6 +127,22 @@ class HookedFrontEnd(FrontEnd[GradientBucket]):
     def __init__(self, exchange: GradientExchange[GradientBucket], passes: int, late: bool) -> None:
         super().__init__(exchange)
         self.gradients, self.backwards = Followed(), Backwards(passes, late)
+
+    @property
+    def declared(self) -> bool:
+        """Whether all gradients are in a layout."""
+        return self.exchange.declared == len(self.exchange.specs)
+
+    @property
+    def keeps_mean(self) -> bool:
+        return self.gradients.keeps_mean
+
+    def follow(self, parameters: Parameters) -> bool:
+        """From now on, follow the gradients of those that require one and are not followed yet. Returns whether there were any."""
+        if not self.gradients.add(self, parameters):
+            return False
+        self.exchange.specs = self.gradients.specs
+        return True
 
     def parameter(self, index: int) -> torch.Tensor:
         return self.gradients[index].parameter

@@ -9,20 +9,15 @@ Owns when buckets leave and what a step's end does; ``optimizers/averaging.py`` 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
-
-import torch
+from collections.abc import Callable
 
 from psgc.errors import UsageError
-from psgc.layout import TensorSpec
-from psgc.torch.device.engines import captured
 from psgc.torch.gradients.buckets import Gradient, GradientBucket
 from psgc.torch.gradients.exchange import GradientExchange
 from psgc.torch.gradients.followed import LOST
-from psgc.torch.gradients.front_end import HookedFrontEnd
+from psgc.torch.gradients.front_end import HookedFrontEnd, Parameters
+from psgc.torch.gradients.replays import Replays
 from psgc.torch.gradients.written import Written
-
-Parameters = Iterable[tuple[torch.Tensor, TensorSpec]]
 
 
 class BackwardGradients(HookedFrontEnd):
@@ -36,15 +31,15 @@ class BackwardGradients(HookedFrontEnd):
     def __init__(self, exchange: GradientExchange[GradientBucket], passes: int, late: bool, parameters: Callable[[], Parameters]) -> None:
         super().__init__(exchange, passes, late)
         self.synchronized = self.paused = False
-        self._parameters = weakref.WeakMethod(parameters)
+        self._parameters, self._replays = weakref.WeakMethod(parameters), Replays()
         exchange.written = Written(self.gradients.parameters)
 
     def watch(self) -> None:
         """Follow the gradients of parameters that are new, or require one only now."""
         parameters = self._parameters()
         with self._lock:
-            if parameters is not None and self.gradients.add(self, parameters()):
-                self.exchange.specs, self.synchronized = self.gradients.specs, False
+            if parameters is not None and self.follow(parameters()):
+                self.synchronized = False
 
     # when a bucket leaves
 
@@ -56,11 +51,7 @@ class BackwardGradients(HookedFrontEnd):
                 gradient.mean.set_aside()
 
     def stays(self, gradient: Gradient) -> bool:
-        """Where this backward is captured in a graph, in which nothing is to be sent, it computes nothing yet, and is in no step."""
-        if self.paused or not (self.backwards.held and captured(gradient.parameter)):
-            return self.paused
-        gradient.captured = gradient.parameter.grad
-        return True
+        return self.paused or (self.backwards.held and self._replays.captures(gradient))
 
     def enter(self, gradient: Gradient) -> None:
         """If a new backward has begun, wait for its end."""
@@ -78,18 +69,13 @@ class BackwardGradients(HookedFrontEnd):
             self.exchange.begin()
 
     def replayed(self) -> None:
-        """A graph that captured backwards has written its gradients anew; see ``Followed.replayed``."""
+        """Graphs that captured backwards have written their gradients anew; see ``Replays.written``."""
         with self._lock:
             self.watch()
-            self.gradients.replayed()
+            self._replays.written(self.gradients.under_way())
             self.synchronized = False
 
     # when the step is over
-
-    @property
-    def declared(self) -> bool:
-        """Whether all gradients are in a layout."""
-        return self.exchange.declared == len(self.exchange.specs)
 
     def backward_over(self) -> bool:
         """Count a backward that is over. True if it completes a step."""
@@ -121,6 +107,7 @@ class BackwardGradients(HookedFrontEnd):
         with self._lock:
             self._begin()
             self.gradients.look_again(self.backwards.late)
+            self._replays.check_told(self.gradients)
             if not self.declared:
                 order = self.gradients.order(exchange.declared)
                 self.declare(order, order)
@@ -146,31 +133,18 @@ class BackwardGradients(HookedFrontEnd):
 
     def put_back(self) -> None:
         """The last result goes back into the residuals; so it does already after a backward that raised. Raises UsageError if there is none."""
-        if self.exchange.last.outcome in ("settled", "put back"):
-            raise UsageError(
-                "put_back(): no averaged gradients wait for step(); call it in place of step(), after backward() and before zero_grad()"
-            )
+        self.exchange.last.refuse_none()
         self.end_step(applied=False)
-
-    @property
-    def keeps_mean(self) -> bool:
-        return self.gradients.keeps_mean
 
     def forget(self) -> None:
         """zero_grad is about to run: drop the accumulated gradients. Raises UsageError if some of them may be in flight."""
         with self._lock:
-            begun = next((gradient for gradient in self.gradients if gradient.passes >= self.backwards.passes), None)
-            if begun is not None and not self.backwards.lost:
+            under_way = self.gradients.under_way(self.backwards.passes)
+            if under_way is not None and not self.backwards.lost:
                 raise UsageError(
-                    f"zero_grad() while the gradient of {begun.spec.name!r} is under way; call it after step() or synchronize(), or before backward()"
+                    f"zero_grad() while the gradient of {under_way!r} is under way; call it after step() or synchronize(), or before backward()"
                 )
-            self.synchronized = self.exchange.give_up(taking_part=begun is not None)
+            self.synchronized = self.exchange.give_up(taking_part=under_way is not None)
             self.gradients.reset()
             self.gradients.note_step()
             self.backwards.forget()
-
-    def set_passes(self, passes: int) -> None:
-        """Change how many backwards make a step. Raises UsageError between a backward and its step."""
-        if self.backwards.some or self.gradients.begun:
-            raise UsageError("set_backward_passes_per_step() between backward() and step(); call it after step()")
-        self.backwards.passes = passes

@@ -15,6 +15,9 @@ from psgc.torch.gradients import loss_scale
 from psgc.torch.gradients.skips import Skips
 from psgc.worker.session import RAISED
 
+NONE_WAIT: Final = (
+    "put_back(): no averaged gradients wait for step(); call it in place of step(), after backward() and before zero_grad(), on every rank"
+)
 MAX_RESCALE: Final = 1e30  # the header carries a float32
 Outcome = Literal["settled", "delivered", "put back", "raised"]
 
@@ -96,6 +99,11 @@ class LastStep:
         """Raise UsageError while a step is under way."""
         if self.begun:
             raise UsageError(f"{what} between two steps: after step(), before the next backward()")
+
+    def refuse_none(self) -> None:
+        """Raise UsageError unless averaged gradients wait for step(), or are put back because this rank's backward raised."""
+        if self.outcome in ("settled", "put back"):
+            raise UsageError(NONE_WAIT)
 
     def begin(self) -> None:
         """Fix the flags of the step that is about to be sent."""

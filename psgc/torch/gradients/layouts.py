@@ -19,7 +19,6 @@ from psgc.torch.device.engines import engine_of
 from psgc.torch.plans.choice import Choice, plan_for
 from psgc.torch.plans.fusing import buckets_by_codec
 from psgc.torch.plans.planned import declared_buckets, is_of, leave_for_trace, of_model, write_layout
-from psgc.torch.session import api
 from psgc.torch.session.run_report import report_of
 from psgc.torch.state.residuals import Residuals
 from psgc.torch.tensors.declaring import declaration
@@ -49,13 +48,13 @@ class _Declared:
 
 class Layouts:
     """See the module's text. choice: what gradients travel by; a plan must be of exactly these gradients. whole: all gradients are declared at once, as one
-    layout."""
+    layout. turn: as of a declaration, of the first layout: exchanges may declare side by side, and which servers their parts are on is not to depend on who is
+    first."""
 
-    def __init__(self, session: Session, name: str, choice: Choice, whole: bool = False) -> None:
+    def __init__(self, session: Session, name: str, choice: Choice, whole: bool = False, turn: int = 0) -> None:
         self.session, self.name, self.choice = session, name, choice
         self.residuals = Residuals(session)
-        self._whole = whole
-        self._number = api.next_number(session, "exchange")  # of this one, of all exchanges
+        self._whole, self._turn = whole, turn
         self._so_far = _Declared()
         self._next: Choice | None = None  # from the next step on
         self._default: Declaration | None = None  # the last one, but for what residuals ask for
@@ -132,8 +131,7 @@ class Layouts:
         return self._declaration(specs, codec, order, order)
 
     def _declaration(self, specs: tuple[TensorSpec, ...], codec: str, order: tuple[int, ...], used: Sequence[int]) -> Declaration:
-        # Exchanges may declare side by side: which servers a layout's parts are on is not to depend on who is first.
-        turn = self._number + self._so_far.layouts
+        turn = self._turn + self._so_far.layouts
         return declaration(self.session, self.name, "plan", specs, codec, mean=True, order=order, used=tuple(sorted(used)), turn=turn)
 
     def _plan_of(self, specs: tuple[TensorSpec, ...]) -> Plan | None:

@@ -35,14 +35,13 @@ class UnbarrieredGradients(HookedFrontEnd):
         apply: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], None],
     ) -> None:  # fmt: skip
         super().__init__(exchange, passes, late=True)
-        self.gradients.add(self, specs.items())
-        exchange.specs = self.gradients.specs
+        self.follow(specs.items())
         self._apply = apply
         self._awaited: dict[GradientBucket, tuple[torch.Tensor | None, ...]] = {}  # this rank's own gradients, to be replaced by the means
         self._steps = 0
 
     def check_leaving(self) -> None:
-        if self.gradients.begun:
+        if self.gradients.under_way():
             raise UsageError("suspend() between backward() and step(); call it after step()")
 
     def settle(self) -> None:

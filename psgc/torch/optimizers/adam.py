@@ -19,20 +19,20 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from psgc.errors import UsageError
+from psgc.torch.auto.observing import observe
 from psgc.torch.gradients.momenta import Momenta
-from psgc.torch.optimizers.adam_step import Options, adam_step, own_update
+from psgc.torch.optimizers.adam_step import Options, adam_step, check_options, own_update, take_over
 from psgc.torch.optimizers.averaging import Distributed
-from psgc.torch.optimizers.wrapping import check_passes, parameter_spec
-from psgc.torch.plans.choice import Choice
+from psgc.torch.optimizers.wrapping import check_passes, pairs_of, parameter_spec
+from psgc.torch.plans.choice import Choice, refuse_asynchronous
 from psgc.torch.session import api
 from psgc.torch.state.saved import MOMENTA
 from psgc.torch.tensors.codec_text import check_carries, codec_text
-from psgc.torch.tensors.push_pull import push_pull_inplace
 
 Parameters = Iterable[Any]  # parameters, (name, parameter) pairs, or groups: dicts whose "params" holds either
 
@@ -47,11 +47,11 @@ class FrozenVarianceAdam(Distributed):
         self, params: Parameters, lr: float, betas: tuple[float, float], eps: float, weight_decay: float, decoupled_weight_decay: bool,
         codec: str, warmup_codec: str, backward_passes_per_step: int,
     ) -> None:  # fmt: skip
-        for name, value, limit in (("lr", lr, float("inf")), ("betas[0]", betas[0], 1), ("betas[1]", betas[1], 1), ("eps", eps, 1)):
-            if not 0 <= value < limit:
-                raise UsageError(f"{type(self).__name__}: {name} is {value!r}, expected a number from 0 to below {limit}")
+        check_options(type(self).__name__, lr, betas, eps)
         check_passes(backward_passes_per_step)
         session = api.current_session()
+        if session.config.async_mode:
+            refuse_asynchronous(type(self).__name__)
         if session.config.plan:
             raise UsageError(
                 f"{type(self).__name__} sends momenta by a codec of its own, not by PSGC_PLAN={session.config.plan}; run it without"
@@ -62,6 +62,7 @@ class FrozenVarianceAdam(Distributed):
         self._psgc_gradients.kinds[MOMENTA] = self._momenta.exchange
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "steps": 0}
         super().__init__(params, {**defaults, "decoupled_weight_decay": decoupled_weight_decay})
+        observe(self._psgc_gradients.exchange, self._psgc_names)
         self._follow_schedule()
 
     @abstractmethod
@@ -83,30 +84,19 @@ class FrozenVarianceAdam(Distributed):
 
     def add_param_group(self, param_group: Options) -> None:
         """As torch's, with (name, parameter) pairs welcome. Every rank must add the same, while gradients are still averaged."""
-        given = param_group["params"]
-        pairs = [given] if isinstance(given, torch.Tensor) else list(given)
-        number = len(self.param_groups)
-        parameters = []
-        for index, pair in enumerate(pairs):
-            name, parameter = pair if isinstance(pair, tuple) else (f"param.{number}.{index}", pair)
-            if name in self._psgc_names.values():
-                raise UsageError(f"{type(self).__name__}: two parameters are named {name!r}; give each its own name")
+        pairs = pairs_of(param_group["params"], self._psgc_names.values(), len(self.param_groups), type(self).__name__)
+        for name, parameter in pairs:
             if isinstance(parameter, torch.Tensor):  # torch refuses anything else
                 for exchange in self._psgc_gradients.kinds.values():
                     check_carries(exchange.choice.codec, parameter, name)
                 self._psgc_names[parameter] = name
-            parameters.append(parameter)
         steps = self.steps if self.param_groups else 0
-        super().add_param_group({**param_group, "params": parameters, "steps": steps})
+        super().add_param_group({**param_group, "params": [parameter for _, parameter in pairs], "steps": steps})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch's. The state of a torch Adam or AdamW is welcome, too: it goes on where that left off."""
         super().load_state_dict(state_dict)
-        taken = 0
-        for state in self.state.values():
-            state["step"] = int(state["step"])
-            state.setdefault("variance_steps", state["step"])
-            taken = max(taken, state["step"])
+        taken = max(map(take_over, self.state.values()), default=0)
         for group in self.param_groups:
             group.setdefault("steps", taken)
             for name, value in self.defaults.items():
@@ -141,7 +131,7 @@ class FrozenVarianceAdam(Distributed):
                     moving.append((group, parameter))
                 elif parameter.grad is not None:
                     raise UsageError(
-                        f"parameter {self._name(parameter)!r} has its first gradient in step {self.steps + 1}, "
+                        f"parameter {self._psgc_names[parameter]!r} has its first gradient in step {self.steps + 1}, "
                         f"when the variance is frozen; let it take part in the warm-up on some rank, or make the warm-up longer"
                     )
         return moving
@@ -152,17 +142,9 @@ class FrozenVarianceAdam(Distributed):
     def _average(self, moving: list[tuple[Options, torch.Tensor]], outgoing: Callable[[int], torch.Tensor]) -> None:
         """The compressed mean over all ranks of ``outgoing(i)``, one tensor for each of ``moving``, in place."""
         numbers = {id(group): number for number, group in enumerate(self.param_groups)}
-        specs = tuple(parameter_spec(parameter, self._name(parameter), numbers[id(group)]) for group, parameter in moving)
+        specs = tuple(parameter_spec(parameter, self._psgc_names[parameter], numbers[id(group)]) for group, parameter in moving)
         self._momenta.average(specs, [parameter for _, parameter in moving], outgoing)
 
-    def _psgc_switch(self, choice: Choice) -> None:
+    def switch_plan(self, plan: Any) -> NoReturn:
+        """Not possible here: raises UsageError."""
         raise UsageError(f"switch_plan: {type(self).__name__} sends momenta by a codec of its own, not by a plan; use DistributedOptimizer")
-
-    def _name(self, parameter: torch.Tensor) -> str:
-        return self._psgc_names[parameter]
-
-    def _psgc_agree_on_overflow(self, flags: Iterable[torch.Tensor]) -> None:
-        """Skip the step on all ranks if the loss scaler of any rank found an overflow in its own gradients."""
-        if self._psgc_gradients.paused:
-            for flag in flags:
-                push_pull_inplace(flag, average=False, name=f"{self._psgc_gradients.exchange.name}.overflow")

@@ -16,6 +16,20 @@ Options = dict[str, Any]  # of a parameter group
 State = dict[str, Any]  # of a parameter
 
 
+def check_options(by: str, lr: float, betas: tuple[float, float], eps: float) -> None:
+    """Raise UsageError, naming ``by``, for an option that is out of its range."""
+    for name, value, limit in (("lr", lr, float("inf")), ("betas[0]", betas[0], 1), ("betas[1]", betas[1], 1), ("eps", eps, 1)):
+        if not 0 <= value < limit:
+            raise UsageError(f"{by}: {name} is {value!r}, expected a number from 0 to below {limit}")
+
+
+def take_over(state: State) -> int:
+    """Make the state of torch's Adam one of ours, if it is. Returns the steps it has taken."""
+    state["step"] = int(state["step"])
+    state.setdefault("variance_steps", state["step"])
+    return int(state["step"])
+
+
 def adam_step(parameter: torch.Tensor, state: State, group: Options) -> None:
     """Update the parameter, which has a gradient, and its state, which may be empty."""
     if not state:

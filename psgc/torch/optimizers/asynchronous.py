@@ -14,7 +14,7 @@ import torch
 from psgc.errors import UsageError
 from psgc.torch.gradients.changes import Changes
 from psgc.torch.optimizers.refusals import refuse_foreign
-from psgc.torch.optimizers.wrapping import become, parameters_of
+from psgc.torch.optimizers.wrapping import become, named_parameters_of
 from psgc.torch.plans.choice import Choice
 from psgc.torch.session import api
 from psgc.torch.tensors.held import held_dtype, one_way
@@ -92,6 +92,6 @@ class AsyncDistributed(torch.optim.Optimizer):
         if self._psgc_changes.exchange.session.config.solo:
             return
         refuse_foreign(self, self._psgc_names)
-        for group, index, parameter in parameters_of(self):
-            self._psgc_names.setdefault(parameter, f"param.{group}.{index}")
-        self._psgc_changes.hold((self._psgc_names[p], p) for _, _, p in parameters_of(self) if p.requires_grad)
+        named = [(name, parameter) for _, name, parameter in named_parameters_of(self, self._psgc_names)]
+        self._psgc_names |= {parameter: name for name, parameter in named}
+        self._psgc_changes.hold((name, parameter) for name, parameter in named if parameter.requires_grad)

@@ -6,25 +6,24 @@ Owns the methods that users call; ``gradients/in_backward.py`` synchronizes the 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
-from psgc.errors import UsageError
 from psgc.plan.model.plan import Plan
 from psgc.torch.ddp import amp
 from psgc.torch.ddp.told import add_optimizer, has_applied
 from psgc.torch.gradients.buckets import GradientBucket
 from psgc.torch.gradients.exchange import GradientExchange
-from psgc.torch.gradients.in_backward import BackwardGradients, Parameters
-from psgc.torch.gradients.profiler import JobObserver
+from psgc.torch.gradients.front_end import Parameters
+from psgc.torch.gradients.in_backward import BackwardGradients
+from psgc.torch.optimizers.completing import Completing
 from psgc.torch.optimizers.refusals import refuse_foreign
-from psgc.torch.optimizers.wrapping import check_passes, parameter_spec, parameters_of
-from psgc.torch.plans.choice import Choice, refuse_asynchronous, switched
+from psgc.torch.optimizers.wrapping import check_passes, named_parameters_of, parameter_spec
+from psgc.torch.plans.choice import Choice, switched
 from psgc.torch.session import api
-from psgc.torch.tensors.push_pull import push_pull_inplace
 from psgc.worker.session import Session
 
 
@@ -33,68 +32,38 @@ class Distributed(torch.optim.Optimizer):
 
     _psgc_gradients: BackwardGradients
     _psgc_names: dict[torch.Tensor, str]
-    _psgc_synchronizes: bool
+    _psgc_completing: Completing
 
     def _psgc_join(
         self, session: Session, names: dict[torch.Tensor, str], choice: Choice, passes: int,
         rates: Callable[[], tuple[float, ...]] | None = None, late: bool | None = None,
     ) -> None:  # fmt: skip
         """Become one of the session's optimizers. names: of parameters; those without one are called param.GROUP.INDEX."""
-        if session.config.async_mode:
-            refuse_asynchronous(type(self).__name__)
         late = session.config.late_synchronization if late is None else late
-        amp.install()
         number = api.next_number(session, "optimizer")
+        amp.install()
         self._psgc_names = names
         session.expect_names(f"{kind}.{name}" for kind in ("Gradient", "Parameter") for name in sorted(names.values()))
-        self._psgc_synchronizes = True
-        exchange: GradientExchange[GradientBucket] = GradientExchange(session, f"optimizer{number}", choice, rates)
+        exchange: GradientExchange[GradientBucket] = GradientExchange(session, f"optimizer{number}", choice, rates, turn=number)
         self._psgc_gradients = BackwardGradients(exchange, passes, late, self._psgc_parameters)
+        self._psgc_completing = Completing(self._psgc_gradients)
         add_optimizer(self._psgc_gradients)
-        if session.config.profile and number == 0:
-            if choice.auto:
-                raise UsageError(
-                    'PSGC_PROFILE times computation alone, which PSGC_PLAN=auto (compression="auto") does not leave alone; choose one'
-                )
-            exchange.observer = JobObserver(exchange, next(parameters_of(self))[2])
-        elif choice.auto:
-            from psgc.torch.auto.auto_plan import let_auto_choose  # which loads the planner
-
-            let_auto_choose(exchange, next(parameters_of(self))[2])
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Synchronize, unless that was done since the last backward, and apply. closure: the wrapped optimizer runs it, as often as it likes, and after
         each run its gradients are synchronized; it returns the loss."""
-        if closure is None or self._psgc_gradients.exchange.last.begun:
-            self._psgc_complete()
-        result = self._psgc_apply(None if closure is None else self._psgc_synchronizing(closure))
+        if closure is None:
+            self._psgc_completing.complete()
+        else:
+            self._psgc_completing.complete_begun()
+            # LBFGS decides by the loss when to stop
+            closure = self._psgc_completing.after(closure, averages_loss=isinstance(self, torch.optim.LBFGS))
+        result = self._psgc_apply(closure)
         self._psgc_gradients.end_step(has_applied(self))
         return result
 
     # torch wraps a step() that is not marked so to run the hooks registered on the optimizer: super().step() does that.
     step.hooked = True  # type: ignore[attr-defined]
-
-    def _psgc_complete(self) -> None:
-        """Have every p.grad hold the mean."""
-        if self._psgc_synchronizes:
-            self._psgc_gradients.synchronize()
-        elif not self._psgc_gradients.synchronized:
-            raise UsageError("step() inside skip_synchronize(), but gradients were not synchronized since; call synchronize() first")
-
-    def _psgc_synchronizing(self, closure: Callable[..., Any]) -> Callable[..., Any]:
-        """The closure, after each run of which every p.grad holds the mean. LBFGS decides by the loss when to stop, so it gets the mean of that, too: the same
-        on all ranks, which so evaluate equally often."""
-
-        def evaluate(*args: Any, **kwargs: Any) -> Any:
-            with torch.enable_grad():
-                loss = closure(*args, **kwargs)
-            self._psgc_complete()
-            if isinstance(self, torch.optim.LBFGS):
-                mean = torch.as_tensor(loss).detach().to("cpu", torch.float64, copy=True).reshape(1)
-                return push_pull_inplace(mean, name=f"{self._psgc_gradients.exchange.name}.loss")[0]
-            return loss
-
-        return evaluate
 
     def _psgc_apply(self, closure: Callable[[], Any] | None) -> Any:
         """Apply the averaged gradients: the wrapped optimizer's own step. Returns what that does. closure: one that synchronizes."""
@@ -107,39 +76,31 @@ class Distributed(torch.optim.Optimizer):
         Raises UsageError after a backward that raised: zero_grad() is then to be called first."""
         self._psgc_gradients.synchronize(by_hand=True)
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
+    def no_sync(self) -> AbstractContextManager[None]:
         """Inside, backwards add to this rank's own p.grad and nothing is sent. The next backward outside sends the sum, or step() does;
         zero_grad() throws it away. Every rank must do the same."""
-        with self._psgc_gradients.backwards.holding():
-            yield
+        return self._psgc_gradients.backwards.holding()
 
     def replayed(self) -> None:
         """Call it right after each ``replay()`` of a CUDA graph that captured a backward inside ``no_sync()``: p.grad, which the replay has written, is then
         sent by ``synchronize()`` or ``step()``. Every rank must do the same. Raises UsageError if no backward was captured."""
         self._psgc_gradients.replayed()
 
-    @contextmanager
-    def skip_synchronize(self) -> Iterator[None]:
+    def skip_synchronize(self) -> AbstractContextManager[None]:
         """Inside, step() applies without synchronizing; call ``synchronize()`` before."""
-        self._psgc_synchronizes = False
-        try:
-            yield
-        finally:
-            self._psgc_synchronizes = True
+        return self._psgc_completing.left_to_script()
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Change how many backwards make a step, between two steps."""
         check_passes(passes)
-        self._psgc_gradients.set_passes(passes)
+        gradients = self._psgc_gradients
+        gradients.backwards.set_passes(passes, begun=gradients.gradients.under_way() is not None)
 
     def switch_plan(self, plan: str | os.PathLike[str] | Plan) -> None:
         """From the next step on, gradients travel by this plan, its file (of which rank 0's is enough) or a codec's text; what codecs keep of the gradients
         goes along, so that nothing is lost or applied twice. Call it on every rank between the same two steps: after step(), before the next
         backward(). Where ``auto`` chose until now, it ends. Raises UsageError in the middle of a step and for a plan that cannot be run; CodecError."""
-        self._psgc_switch(switched(self._psgc_gradients.session, plan))
-
-    def _psgc_switch(self, choice: Choice) -> None:
+        choice = switched(self._psgc_gradients.session, plan)
         choice.check(self._psgc_names)
         self._psgc_gradients.switch(choice)
 
@@ -160,8 +121,7 @@ class Distributed(torch.optim.Optimizer):
         """Put the averaged gradients in p.grad off, in place of step(): they go back into the residuals of codecs with error feedback, and come with
         later steps; p.grad is cleared. Without error feedback this is ``discard()``. Call it on every rank, also on one whose backward raised. Raises
         UsageError if no averaged gradients are there."""
-        if self._psgc_gradients.exchange.last.begun:
-            self._psgc_complete()
+        self._psgc_completing.complete_begun()
         self._psgc_gradients.put_back()
         self.zero_grad()
 
@@ -184,6 +144,6 @@ class Distributed(torch.optim.Optimizer):
     def _psgc_parameters(self) -> Parameters:
         """Those that may be new, or require a gradient only now. Raises UsageError for those that something else averages."""
         refuse_foreign(self, self._psgc_names)
-        for group, index, parameter in parameters_of(self):
+        for group, name, parameter in named_parameters_of(self, self._psgc_names):
             if not self._psgc_gradients.knows(parameter):
-                yield parameter, parameter_spec(parameter, self._psgc_names.get(parameter, f"param.{group}.{index}"), group)
+                yield parameter, parameter_spec(parameter, name, group)

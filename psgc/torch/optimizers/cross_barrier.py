@@ -22,7 +22,7 @@ from psgc.torch.gradients.unbarriered import UnbarrieredGradients
 from psgc.torch.optimizers.averaging import Distributed
 from psgc.torch.optimizers.partial_step import PartialSteps
 from psgc.torch.optimizers.refusals import refuse_foreign
-from psgc.torch.optimizers.wrapping import become, check_count, check_passes, names_of, parameter_spec, parameters_of
+from psgc.torch.optimizers.wrapping import become, check_count, check_passes, named_parameters_of, names_of, parameter_spec
 from psgc.torch.plans.choice import Given, chosen
 from psgc.torch.session import api
 from psgc.torch.tensors.broadcast import refuse_lbfgs
@@ -77,14 +77,14 @@ def CrossBarrier(  # noqa: N802 - BytePS's name
     choice.check({parameter: name for parameter, name in names.items() if parameter.requires_grad})
     amp.install()
     crossing = _Crossing(model, optimizer, num_steps)
-    specs = {p: parameter_spec(p, names[p], number) for number, _, p in parameters_of(optimizer) if p.requires_grad}
+    specs = {p: parameter_spec(p, names[p], number) for number, _, p in named_parameters_of(optimizer) if p.requires_grad}
     for parameter, spec in specs.items():
         if not crossing.waits.owns(parameter):
             raise UsageError(
                 f"CrossBarrier: parameter {spec.name!r} of the optimizer is not the model's, so no layer would wait for it; {USE}"
             )
     number = api.next_number(session, "crossing")
-    exchange: GradientExchange[GradientBucket] = GradientExchange(session, f"crossing{number}", choice, whole=True)
+    exchange: GradientExchange[GradientBucket] = GradientExchange(session, f"crossing{number}", choice, whole=True, turn=number)
     crossing.gradients = UnbarrieredGradients(exchange, backward_passes_per_step, specs, crossing.updates.apply)
     become(optimizer, CrossBarriered)._psgc_crossing = crossing
     return optimizer
@@ -138,7 +138,7 @@ class CrossBarriered(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's. Raises UsageError between backward and step(), when gradients are under way."""
-        if self._psgc_crossing.gradients.gradients.begun:
+        if self._psgc_crossing.gradients.gradients.under_way():
             raise UsageError("zero_grad() while gradients are under way; call it after step(), or before backward()")
         super().zero_grad(set_to_none)
 

@@ -12,6 +12,7 @@ from typing import TypeVar
 import torch
 
 from psgc.errors import UsageError
+from psgc.torch.auto.observing import observe
 from psgc.torch.gradients.linearity import CodecAdvice, learning_rates
 from psgc.torch.optimizers.asynchronous import make_asynchronous
 from psgc.torch.optimizers.averaging import Distributed
@@ -74,6 +75,7 @@ def DistributedOptimizer(  # noqa: N802 - BytePS's and Horovod's name
     rates = learning_rates(optimizer) if residuals_follow_lr else None
     distributed = become(optimizer, Distributed)
     distributed._psgc_join(session, names, choice, backward_passes_per_step, rates, late_synchronization)
+    observe(distributed._psgc_gradients.exchange, names)
     distributed._psgc_gradients.advice = CodecAdvice()
     distributed._psgc_gradients.watch()
     return optimizer

@@ -16,6 +16,7 @@ import torch
 from psgc.errors import UsageError
 from psgc.torch.ddp import wrappers
 from psgc.torch.ddp.told import models_made, models_of
+from psgc.torch.optimizers.wrapping import named_parameters_of
 
 WITH_DDP: Final = (
     "DistributedDataParallel averages it already; use the optimizer as it is and psgc under DDP, with "
@@ -43,15 +44,13 @@ def refuse_foreign(optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor
         return
     reduced = {id(p) for wrapper in wrappers.all_wrappers() for p in wrappers.reduced(wrapper).values()}
     averaging = models_of(optimizer)
-    for number, group in enumerate(optimizer.param_groups):
-        for index, parameter in enumerate(group["params"]):
-            name = names.get(parameter, f"param.{number}.{index}")
-            if id(parameter) in reduced:
-                raise UsageError(f"parameter {name!r}: {WITH_DDP}")
-            if any(exchange.knows(parameter) for exchange in averaging):
-                raise UsageError(f"parameter {name!r}: {WITH_OWN_DDP}")
-            if what := _sharded(parameter):
-                raise UsageError(f"parameter {name!r} is {what}: {SHARDED}")
+    for _, name, parameter in named_parameters_of(optimizer, names):
+        if id(parameter) in reduced:
+            raise UsageError(f"parameter {name!r}: {WITH_DDP}")
+        if any(exchange.knows(parameter) for exchange in averaging):
+            raise UsageError(f"parameter {name!r}: {WITH_OWN_DDP}")
+        if what := _sharded(parameter):
+            raise UsageError(f"parameter {name!r} is {what}: {SHARDED}")
     _checked[optimizer] = state
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
 import torch
@@ -26,11 +27,26 @@ def become(optimizer: torch.optim.Optimizer, addition: type[Addition]) -> Additi
     return cast("Addition", optimizer)
 
 
-def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, int, torch.Tensor]]:
-    """Parameter group, index in it, and parameter."""
+def named_parameters_of(
+    optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str] = MappingProxyType({})
+) -> Iterator[tuple[int, str, torch.Tensor]]:
+    """Parameter group, name, and parameter. Those that are not among ``names`` are called param.GROUP.INDEX."""
     for group, options in enumerate(optimizer.param_groups):
         for index, parameter in enumerate(options["params"]):
-            yield group, index, parameter
+            yield group, names.get(parameter) or f"param.{group}.{index}", parameter
+
+
+def pairs_of(given: Any, taken: Iterable[str], group: int, by: str) -> list[tuple[str, Any]]:
+    """The parameters of a new group, by the names that they are given with, in pairs, or by their places. given: a group's "params". taken: by other groups.
+    Raises UsageError for a name that another has."""
+    pairs, names = [], set(taken)
+    for index, pair in enumerate([given] if isinstance(given, torch.Tensor) else given):
+        name, parameter = pair if isinstance(pair, tuple) else (f"param.{group}.{index}", pair)
+        if name in names:
+            raise UsageError(f"{by}: two parameters are named {name!r}; give each its own name")
+        names.add(name)
+        pairs.append((name, parameter))
+    return pairs
 
 
 def parameter_spec(parameter: torch.Tensor, name: str, group: int) -> TensorSpec:
@@ -50,7 +66,7 @@ def names_of(
     optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]] | None
 ) -> dict[torch.Tensor, str]:  # fmt: skip
     """The name of each parameter of the optimizer. Raises UsageError unless ``named_parameters`` names each of them, once."""
-    mine = {parameter: f"param.{group}.{index}" for group, index, parameter in parameters_of(optimizer)}
+    mine = {parameter: name for _, name, parameter in named_parameters_of(optimizer)}
     if named_parameters is None:
         return mine
     pairs = list(named_parameters)

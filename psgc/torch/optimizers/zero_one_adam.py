@@ -54,7 +54,7 @@ class ZeroOneAdam(FrozenVarianceAdam):
     def residual_state_dict(self) -> dict[str, Any]:
         """As DistributedOptimizer's, and where the ranks' parameters and momenta differ, which ``state_dict()`` has of its own rank only."""
         apart = {
-            self._name(parameter): {field: tensor.clone() for field, tensor in self._apart(parameter).items()}
+            self._psgc_names[parameter]: {field: tensor.clone() for field, tensor in self._apart(parameter).items()}
             for parameter in self._moved()
         }
         return super().residual_state_dict() | {"apart": apart}
@@ -62,7 +62,7 @@ class ZeroOneAdam(FrozenVarianceAdam):
     @torch.no_grad()
     def load_residual_state_dict(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """As DistributedOptimizer's; after the model's and the optimizer's own ``load_state_dict()``, which must be of the same step."""
-        moved = {self._name(parameter): parameter for parameter in self._moved()}
+        moved = {self._psgc_names[parameter]: parameter for parameter in self._moved()}
         apart = share_apart(
             states, self._momenta.session.rank, self._momenta.session.size, {name: self._apart(p) for name, p in moved.items()}
         )
