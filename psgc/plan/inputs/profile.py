@@ -335,9 +335,9 @@ def _tensor(entry: Any, place: str) -> TensorProfile:
         raise UsageError(
             f"{place}: numel of {shown(entry['name'])} is {shown(numel)}, expected a whole number of at least 1, and 2**34 at most"
         )
-    return TensorProfile(
-        entry["name"], int(numel), _number(ready, f"{place}: ready_us of {shown(entry['name'])}"), _shape(entry, int(numel), place)
-    )
+    if not is_number(ready):
+        _number(ready, f"{place}: ready_us of {shown(entry['name'])}")
+    return TensorProfile(entry["name"], int(numel), float(ready), _shape(entry, int(numel), place))  # type: ignore[arg-type]
 
 
 def _shape(entry: Mapping[str, Any], numel: int, place: str) -> tuple[int, ...] | None:

@@ -83,14 +83,14 @@ def improve(made: Search, here: Chosen, budget: float, known: Ints) -> float:
     return budget
 
 
-def anneal(made: Search, known: Ints, seed: int, budget: float, hot: float, descent: float, start: Chosen | None = None) -> None:
-    """Anneal a plan, by default the best one, and choose the result's options again. known: the palette; seed, budget, hot: see ``Search.anneal``;
-    descent: number of chains to simulate for the choice of options."""
+def anneal(made: Search, known: Ints, seed: int, budget: float, hot: float, descent: float, start: Chosen | None = None) -> Chosen:
+    """Anneal a plan, by default the best one, and choose the result's options again. Returns the result. known: the palette; seed, budget, hot: see
+    ``Search.anneal``; descent: number of chains to simulate for the choice of options."""
     assert made.best is not None
     if made.is_done:
-        return
+        return made.best
     found, _ = made.anneal(start or made.best, known, seed, budget, hot)
-    made.fully(found, by_size(found.bucketing), MOST_OPTIONS, descent)
+    return made.fully(found, by_size(found.bucketing), MOST_OPTIONS, descent)[0]
 
 
 def reorder(made: Search, budget: float) -> None:

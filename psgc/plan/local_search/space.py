@@ -8,7 +8,7 @@ one pass over the edges finds, so every option is considered. Owns the graph and
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
@@ -78,13 +78,18 @@ def _paths(first: Ints, behind: Ints) -> Ints:
 @functools.cache
 def graph(constraints: Constraints, copies: int = NO_COPIES) -> Graph:
     """The graph of the options that the constraints allow: a trie of their atoms with equal subtrees merged. copies: see ``walk``."""
-    found = options.constrained(constraints)
+    return _graph(options.constrained(constraints), copies)
+
+
+@functools.cache  # constraints that differ may leave the same options
+def _graph(found: tuple[Option, ...], copies: int) -> Graph:
     numbers: dict[Atom, int] = {}
     root: dict[int, Any] = {}
-    for option in found:
+    paths = [[numbers.setdefault(atom, len(numbers)) for atom in walk(option, copies)[0]] for option in found]
+    for path in paths:
         node = root
-        for atom in walk(option, copies)[0]:
-            node = node.setdefault(numbers.setdefault(atom, len(numbers)), {})
+        for atom in path:
+            node = node.setdefault(atom, {})
     nodes: dict[tuple[tuple[int, int], ...], int] = {(): 0}
 
     def number_of(tree: dict[int, Any]) -> int:
@@ -96,14 +101,14 @@ def graph(constraints: Constraints, copies: int = NO_COPIES) -> Graph:
     first = np.concatenate([[0], np.cumsum([len(node) for node in nodes])]).astype(np.int64)
     atoms, behind = (np.array(column, np.int64) for column in zip(*edges, strict=True))
     before = _before(first, behind)
-    ordered = _by_number(first, atoms, behind, {tuple(numbers[atom] for atom in walk(option, copies)[0]): option for option in found})
     rows = np.full((len(found), max(map(len, found))), -1, np.int64)
-    for row, option in zip(rows, ordered, strict=True):
-        row[: len(option)] = [numbers[atom] for atom in walk(option, copies)[0]]
-    number = {option: place for place, option in enumerate(ordered)}
+    places = _numbers_of(paths, first, atoms, behind, before)
+    for place, path in zip(places, paths, strict=True):
+        rows[place, : len(path)] = path
+    number = {option: place for place, option in sorted(zip(places, found, strict=True))}
     plain = np.array([number[option] for option in found if options.is_uncompressed(option)], np.int64)
     devices = np.array([[device in options.devices_of((one.action,)) for device in DEVICES] for one in numbers])
-    return Graph(ordered, number, rows, plain, tuple(numbers), devices, first, atoms, behind, before)
+    return Graph(tuple(number), number, rows, plain, tuple(numbers), devices, first, atoms, behind, before)
 
 
 def _before(first: Ints, behind: Ints) -> Ints:
@@ -116,17 +121,19 @@ def _before(first: Ints, behind: Ints) -> Ints:
     return before
 
 
-def _by_number(first: Ints, atom: Ints, behind: Ints, option_of: Mapping[tuple[int, ...], Option]) -> tuple[Option, ...]:
-    """The options in the order of their edges, which is the order of their numbers."""
-
-    def paths(node: int) -> Iterator[tuple[int, ...]]:
-        if not node:
-            yield ()
-        for edge in range(first[node], first[node + 1]):
-            for rest in paths(int(behind[edge])):
-                yield int(atom[edge]), *rest
-
-    return tuple(option_of[path] for path in paths(len(first) - 2))
+def _numbers_of(paths: Sequence[Sequence[int]], first: Ints, atom: Ints, behind: Ints, before: Ints) -> list[int]:
+    """The numbers of the options with these paths, lists of atoms."""
+    bounds, through, skipped = first.tolist(), behind.tolist(), before.tolist()
+    edges = [dict(zip(atom[begin:end].tolist(), range(begin, end), strict=True)) for begin, end in pairwise(bounds)]
+    numbers = []
+    for path in paths:
+        node, number = len(edges) - 1, 0
+        for one in path:
+            edge = edges[node][one]
+            number += skipped[edge]
+            node = through[edge]
+        numbers.append(number)
+    return numbers
 
 
 @helper

@@ -23,6 +23,7 @@ from psgc.plan.methods.baselines import tensors_choices
 from psgc.plan.methods.bound import bucketing_of, over_all_bucketings, solve_given
 from psgc.plan.methods.espresso import espresso
 from psgc.plan.methods.result import Found
+from psgc.plan.methods.rounds import WARM, of_one_option
 from psgc.plan.methods.search import planned, searched
 from psgc.plan.model.bucketing import Bucketing, bucketing, fused, kinds_of
 from psgc.plan.model.plan import PlannedBucket
@@ -38,8 +39,11 @@ MOVES_BUDGET: Final = 60_000  # simulated chains of moves between two looks at t
 SIMULATIONS: Final = 40_000  # simulations times their chains, of one descent
 ORDER_BUDGET: Final = 20_000  # simulated chains to find a better order, and to choose options for it (``reorder``)
 HOT: Final = (-4.0, -1.5)  # log10 of a round's first temperature, as a share of the step
-ROUND: Final = (19.0, 25.0)  # log2 of a round's work, in simulated tasks
-RESTARTS: Final = 0.15  # share of the rounds that begin with another fusion
+ROUND: Final = (21.0, 25.5)  # log2 of a round's work, in simulated tasks
+FAR: Final = 0.4  # share of the rounds that begin from a plan far from the best one
+WIDE: Final = 0.3  # share of the rounds that choose from the columns, too
+FAR_HOT: Final = (-2.5, -1.5)  # log10 of the first temperature of such a round
+BOUND_WORK: Final = 1_000_000.0  # work of annealing by the bound, in simulated tasks
 GUESS: Final = 0.06  # microseconds of a simulated task, until a round was timed
 GAP: Final = 1e-3  # the search ends when the step is within this share of the lower bound
 
@@ -63,7 +67,7 @@ class Anytime:
         self.bound_us = over_all_bucketings(problem, self.made.space)
         self.rng = np.random.default_rng(0)
         self.default = self.best
-        self.palette = palette(self.made, [self.best])
+        self.palette = self.columns = palette(self.made, [self.best])
         self.us_of_work = GUESS  # microseconds of a simulated task in the last round
 
     @property
@@ -144,19 +148,42 @@ class Anytime:
         columns = [column[np.isfinite(row[column])] for row, column in zip(reduced, columns, strict=True)]
         starts = [self.best.options] if solved.options is None else [solved.options, self.best.options]
         options = self.made.space.unique(np.concatenate([*columns, *starts]))
+        self.columns = self.made.space.unique(np.concatenate([self.palette, options]))
         fits = np.array([np.isin(options, column) for column in columns])
         for start in starts:
             if not self.is_over:
                 self.made.descend(buckets, options, kinds, fits, start[None], SIMULATIONS, None, BOTH)
 
     def _annealed(self) -> None:
-        """A round of annealing, from the best plan or from another fusion of the model."""
-        tensors, here = self.problem.tensors, self.best
-        start, hot, left = here, 10 ** self.rng.uniform(*HOT), self.until - time.perf_counter()
-        if self.rng.random() < RESTARTS:
-            other = fused(tensors, self.problem.profile.numel / 2 ** self.rng.uniform(0, 6), 2 ** self.rng.uniform(-4, 0))
-            start = self.made.choose(other, here.options[here.bucketing.of[other.last]])
+        """A round of annealing from the best plan; or one from a plan that is far from it, and a cooler one from the result."""
+        if self.rng.random() >= FAR:
+            self._round(self.best, 10 ** self.rng.uniform(*HOT))
+            return
+        found = self._round(self._far(), 10 ** self.rng.uniform(*FAR_HOT))
+        if not self.is_over:
+            self._round(found, WARM)
+
+    def _far(self) -> Chosen:
+        """A plan that is far from the best one: another fusion, with the best plan's options, with one of them, or with the resources in balance."""
+        made, tensors, here = self.made, self.problem.tensors, self.best
+        parts, kind = 2 ** self.rng.uniform(0, 6), self.rng.integers(3)
+        if kind == 0:
+            return of_one_option(made, parts)
+        other = fused(tensors, self.problem.profile.numel / parts, 2 ** self.rng.uniform(-4, 0))
+        start = made.choose(other, here.options[here.bucketing.of[other.last]])
+        if kind == 1:
+            return start
+        return made.anneal(start, self.palette, self._seed(), BOUND_WORK, 10 ** self.rng.uniform(*FAR_HOT), by_bound=True)[0]
+
+    def _round(self, start: Chosen, hot: float) -> Chosen:
+        """What annealing makes of a plan, in a round of random length."""
+        left = self.until - time.perf_counter()
         budget = min(2 ** self.rng.uniform(*ROUND), 1e6 * max(left, 0.0) / self.us_of_work + 1)
         begun = time.perf_counter()
-        anneal(self.made, self.palette, int(self.rng.integers(1, 1 << 40)), budget, hot, FULL_BUDGET, start)
+        known = self.columns if self.rng.random() < WIDE else self.palette
+        found = anneal(self.made, known, self._seed(), budget, hot, FULL_BUDGET, start)
         self.us_of_work = 1e6 * (time.perf_counter() - begun) / budget
+        return found
+
+    def _seed(self) -> int:
+        return int(self.rng.integers(1, 1 << 40))

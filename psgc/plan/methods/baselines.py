@@ -69,7 +69,8 @@ def tensor_by_tensor(problem: Problem) -> tuple[PlannedBucket, ...]:
 def with_option(bucket: PlannedBucket, option: Option, problem: Problem, parts: int | None = None) -> PlannedBucket:
     """The bucket with another option, and with ``parts`` parts if given."""
     codec = UNCOMPRESSED if is_uncompressed(option) else problem.codec_of(bucket).name
-    return replace(bucket, option=option, codec=codec, parts=bucket.parts if parts is None else parts)
+    count = bucket.parts if parts is None else parts
+    return PlannedBucket(bucket.tensors, bucket.numel, count, bucket.priority, codec, option, bucket.part_numel, bucket.servers)
 
 
 def fp32(problem: Problem, buckets: Buckets | None = None) -> Found:

@@ -52,7 +52,7 @@ def anneal_from_several(made: Search, plans: list[Chosen], work: float) -> None:
         anneal(made, palette(made, plans), next(seeds), LAST_SHARE * work, WARM, DESCENT)
 
 
-def of_one_option(made: Search, count: int) -> Chosen:
+def of_one_option(made: Search, count: float) -> Chosen:
     """The model in about ``count`` parts, all with the option that most elements of the best plan have; not simulated. Where tensors have several
     codecs, each keeps its option."""
     assert made.best is not None

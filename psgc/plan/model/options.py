@@ -71,13 +71,13 @@ class Constraints:
 
     def allows(self, option: Option) -> bool:
         """Whether the constraints allow the option."""
-        levels = {action.partition(".")[0] for action in option if "." in action}
+        levels = levels_of(option)
         return (
             devices_of(option) <= set(self.encoders)
             and (self.most_encodes is None or encodes(option) <= self.most_encodes)
             and (self.flat or "flat" not in levels)
             and (self.hierarchical or levels <= {"flat"})
-            and (self.servers or not any(".push" in action or ".pull" in action for action in option))
+            and (self.servers or over_groups(option))
             and (self.among_workers or not is_program(option))
         )
 
@@ -86,6 +86,12 @@ class Constraints:
 def encodes(option: Option) -> int:
     """How often the option encodes."""
     return sum(action.startswith("comp@") for action in option)
+
+
+@functools.cache
+def levels_of(option: Option) -> frozenset[str]:
+    """The levels of the option's collectives, pushes and pulls."""
+    return frozenset(action.partition(".")[0] for action in option if "." in action)
 
 
 @functools.cache
@@ -199,11 +205,13 @@ def subtree_sizes(devices: tuple[str, ...] = DEVICES) -> dict[str, int]:
     }  # fmt: skip
 
 
+@functools.cache
 def over_groups(option: Option) -> bool:
     """Whether workers aggregate among themselves, without servers."""
     return not any(action.partition(".")[2].startswith(("push", "pull")) for action in option)
 
 
+@functools.cache
 def is_program(option: Option) -> bool:
     """Whether jobs run the option as a program over groups of ranks, with or without servers: every option except those in which each rank
     pushes its whole gradient."""
