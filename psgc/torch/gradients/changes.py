@@ -16,11 +16,11 @@ from typing import Any
 import torch
 
 from psgc.errors import UsageError
-from psgc.layout.update_rule import UNBOUNDED, UpdateRule
+from psgc.layout.update_rule import UpdateRule
 from psgc.torch.gradients.exchange import GradientExchange
 from psgc.torch.gradients.front_end import FrontEnd
 from psgc.torch.plans.choice import Choice
-from psgc.torch.session.run_report import run_logger
+from psgc.torch.session.run_report import report_of
 from psgc.torch.state import saved
 from psgc.torch.state.residuals import Kept, check_sizes
 from psgc.torch.tensors.declaring import spec_of
@@ -120,21 +120,15 @@ class Changes(FrontEnd[HeldBucket]):
                 session.publish(told, b"%d" % waiting.steps)
             else:
                 waiting.steps = int(session.lookup(told))
-        bound = session.config.staleness
         for codec, parameters in new.items():
             started = {name: parameter.detach().to(held_dtype(parameter, name)) for name, parameter in parameters.items()}
             memory = LayoutMemory({name: waiting.tensors.pop(name) for name in parameters if name in waiting.tensors}, steps=waiting.steps)
             check_sizes((spec_of(parameter, name, name) for name, parameter in parameters.items()), memory)
-            rule = UpdateRule("add", staleness=bound).canonical
+            rule = UpdateRule("add", staleness=session.config.staleness).canonical
             self._held.append(_Held(HeldTensors(started, f"{exchange.name}.{len(self._held)}", rule, codec, memory=memory), parameters))
             self._held[-1].take()
             exchange.buckets += self._held[-1].tensors.buckets
-            if rank == 0:
-                ahead = "any number of steps" if bound == UNBOUNDED else f"{bound} step(s)"
-                run_logger.info(
-                    "asynchronous training: %d server(s) hold %d tensors, changes travel by %s; a worker may be %s ahead of the slowest",
-                    session.config.servers, len(parameters), codec, ahead,
-                )  # fmt: skip
+            report_of(session).held(len(parameters), codec)
 
     def state(self) -> dict[str, Any]:
         """What codecs have kept of this rank's changes, in ``saved``'s form."""

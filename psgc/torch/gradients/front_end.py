@@ -60,6 +60,12 @@ class FrontEnd(api.Member, Generic[B]):
         """An optimizer has applied the last result, or it was not applied and is to be put back."""
         self.exchange.end_step(applied)
 
+    def put_back(self) -> None:
+        """The last result goes back into the residuals; so it does already after a backward that raised. Every rank must do the same. Raises UsageError if
+        there is none."""
+        self.exchange.last.refuse_none()
+        self.end_step(applied=False)
+
     def switch(self, choice: Choice) -> None:
         """From the next step on, gradients travel by this choice. Every rank must call it between the same two steps. What codecs keep goes along. Where
         ``auto`` chose until now, it ends."""

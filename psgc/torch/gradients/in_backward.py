@@ -131,11 +131,6 @@ class BackwardGradients(HookedFrontEnd):
         self.gradients.note_step()
         self.synchronized = False
 
-    def put_back(self) -> None:
-        """The last result goes back into the residuals; so it does already after a backward that raised. Raises UsageError if there is none."""
-        self.exchange.last.refuse_none()
-        self.end_step(applied=False)
-
     def forget(self) -> None:
         """zero_grad is about to run: drop the accumulated gradients. Raises UsageError if some of them may be in flight."""
         with self._lock:

@@ -17,6 +17,7 @@ from psgc.errors import UsageError
 from psgc.layout import TensorSpec
 from psgc.torch.gradients.buckets import Gradient, GradientBucket
 from psgc.torch.gradients.exchange import GradientExchange
+from psgc.torch.gradients.forward_waits import ForwardWaits
 from psgc.torch.gradients.front_end import HookedFrontEnd
 from psgc.torch.plans.fusing import buckets_in_order
 
@@ -27,14 +28,23 @@ CHANGED: Final = (
 
 
 class UnbarrieredGradients(HookedFrontEnd):
-    """apply: called with parameters and their means, in the thread that waits, once for each bucket and step that some rank had a gradient in.
-    passes: backwards that add up to a step."""
+    """model: whose layers wait. specs: of its parameters whose gradients are averaged. apply: called with parameters and their means, in the thread that waits,
+    once for each bucket and step that some rank had a gradient in. passes: backwards that add up to a step. Raises UsageError for a parameter that is not the
+    model's, or that two layers share."""
 
     def __init__(
-        self, exchange: GradientExchange[GradientBucket], passes: int, specs: Mapping[torch.Tensor, TensorSpec],
+        self, exchange: GradientExchange[GradientBucket], passes: int, model: torch.nn.Module, specs: Mapping[torch.Tensor, TensorSpec],
         apply: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], None],
     ) -> None:  # fmt: skip
         super().__init__(exchange, passes, late=True)
+        self._waits = ForwardWaits(model, self.wait)
+        self._unawaited: list[torch.Tensor] = []  # parameters that no forward waits for
+        for parameter, spec in specs.items():
+            if not self._waits.owns(parameter):
+                raise UsageError(
+                    f"CrossBarrier: parameter {spec.name!r} of the optimizer is not the model's, so no layer would wait for it; use DistributedOptimizer "
+                    f"for it"
+                )
         self.follow(specs.items())
         self._apply = apply
         self._awaited: dict[GradientBucket, tuple[torch.Tensor | None, ...]] = {}  # this rank's own gradients, to be replaced by the means
@@ -58,8 +68,12 @@ class UnbarrieredGradients(HookedFrontEnd):
             )
         self.exchange.begin()
 
-    def declare_in(self, order: Iterable[torch.Tensor]) -> None:
-        """Declare all gradients, those that forward needs first with the highest priority, and wait until every rank has. order: rank 0's counts."""
+    def prepare(self) -> None:
+        """A step begins: once, declare all gradients, those that rank 0's forwards have needed first with the highest priority; wait until every rank has."""
+        self.session.check()
+        if self.exchange.buckets:
+            return
+        order, self._unawaited = self._waits.learn(gradient.parameter for gradient in self.gradients)
         indices, by_root = self._agreed([self.gradients.index(parameter) for parameter in order])
         config, choice = self.session.config, self.exchange.choice
         codecs = [choice.codec_of(gradient.spec.name, gradient.parameter) for gradient in self.gradients]
@@ -78,9 +92,8 @@ class UnbarrieredGradients(HookedFrontEnd):
         return (agreed, set(by_root)) if sorted(agreed) == sorted(order) else (order, set(used))
 
     def take(self) -> int:
-        """The trainer steps: submit what has not left, and await all of it from now on. Returns the step's number, from 1. Raises UsageError for a
-        gradient that was changed since backward."""
-        self.wait()
+        """The trainer steps, all updates of whose last step have been applied: submit what has not left, and await all of it from now on, at once where no
+        forward does. Returns the step's number, from 1. Raises UsageError for a gradient that was changed since backward."""
         exchange = self.exchange
         with self._lock:
             self.gradients.look_again(late=True, changed=CHANGED)
@@ -92,6 +105,7 @@ class UnbarrieredGradients(HookedFrontEnd):
                 gradient.passes, gradient.seen, gradient.parameter.grad = 0, None, None
             exchange.deliver()
             exchange.end_step()
+        self.wait(self._unawaited)
         return self._steps
 
     # who takes the mean

@@ -1,13 +1,12 @@
 """``CrossBarrier``: DistributedOptimizer without a barrier at the end of a step. A layer's forward waits for that layer's gradients alone.
 
-Owns the optimizer's methods and what is refused; ``gradients/unbarriered.py`` synchronizes, ``gradients/forward_waits.py`` has the hooks, and
-``partial_step`` applies updates.
+Owns the optimizer's methods and what is refused; ``gradients/unbarriered.py`` synchronizes, and ``partial_step`` applies updates.
 Source: Peng et al. 2019 (ByteScheduler), section 3.4, and BytePS's ``cross_barrier``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeVar
 
 import torch
@@ -16,7 +15,6 @@ from psgc.errors import UsageError
 from psgc.torch.ddp import amp
 from psgc.torch.gradients.buckets import GradientBucket
 from psgc.torch.gradients.exchange import GradientExchange
-from psgc.torch.gradients.forward_waits import ForwardWaits
 from psgc.torch.gradients.linearity import CodecAdvice
 from psgc.torch.gradients.unbarriered import UnbarrieredGradients
 from psgc.torch.optimizers.averaging import Distributed
@@ -76,58 +74,35 @@ def CrossBarrier(  # noqa: N802 - BytePS's name
     refuse_foreign(optimizer, names)
     choice.check({parameter: name for parameter, name in names.items() if parameter.requires_grad})
     amp.install()
-    crossing = _Crossing(model, optimizer, num_steps)
     specs = {p: parameter_spec(p, names[p], number) for number, _, p in named_parameters_of(optimizer) if p.requires_grad}
-    for parameter, spec in specs.items():
-        if not crossing.waits.owns(parameter):
-            raise UsageError(
-                f"CrossBarrier: parameter {spec.name!r} of the optimizer is not the model's, so no layer would wait for it; {USE}"
-            )
     number = api.next_number(session, "crossing")
     exchange: GradientExchange[GradientBucket] = GradientExchange(session, f"crossing{number}", choice, whole=True, turn=number)
-    crossing.gradients = UnbarrieredGradients(exchange, backward_passes_per_step, specs, crossing.updates.apply)
-    become(optimizer, CrossBarriered)._psgc_crossing = crossing
+    updates = PartialSteps(optimizer)
+    gradients = UnbarrieredGradients(exchange, backward_passes_per_step, model, specs, updates.apply)
+    gradients.advice = CodecAdvice()
+    crossing = become(optimizer, CrossBarriered)
+    crossing._psgc_crossing, crossing._psgc_updates, crossing._psgc_last = gradients, updates, num_steps
     return optimizer
-
-
-class _Crossing:
-    """One optimizer's state between steps. last: the number of the step that ends with all updates applied."""
-
-    gradients: UnbarrieredGradients
-
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, last: int) -> None:
-        self.waits, self.updates = ForwardWaits(model, self.wait), PartialSteps(optimizer)
-        self._last = last
-        self._eager: list[torch.Tensor] = []  # parameters that no forward waits for
-
-    def step(self, optimizer: torch.optim.Optimizer) -> None:
-        gradients = self.gradients
-        gradients.session.check()
-        if not gradients.exchange.buckets:
-            order, self._eager = self.waits.learn(gradient.parameter for gradient in gradients.gradients)
-            gradients.declare_in(order)
-            CodecAdvice().look(optimizer, lambda: gradients.exchange.layouts)
-        gradients.wait()  # with the options of the last step
-        self.updates.keep_options()
-        taken = gradients.take()
-        gradients.wait(None if taken >= self._last else self._eager)
-
-    def wait(self, parameters: Sequence[torch.Tensor] | None = None) -> None:
-        """Apply the updates of these parameters that are under way; None: all."""
-        if hasattr(self, "gradients"):
-            self.gradients.wait(parameters)
 
 
 class CrossBarriered(torch.optim.Optimizer):
     """What CrossBarrier adds to an optimizer's class; first in its method resolution order."""
 
-    _psgc_crossing: _Crossing
+    _psgc_crossing: UnbarrieredGradients
+    _psgc_updates: PartialSteps
+    _psgc_last: int  # the number of the step that ends with all updates applied
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Send what backward has not sent yet, and return: each parameter is updated before its layer's next forward."""
         if closure is not None:
             raise UsageError(f"CrossBarrier: step(closure) has to see its updates at once; {USE}")
-        self._psgc_crossing.step(self)
+        gradients = self._psgc_crossing
+        gradients.prepare()
+        gradients.advise(self)
+        gradients.wait()  # with the options of the last step
+        self._psgc_updates.keep_options()
+        if gradients.take() >= self._psgc_last:
+            gradients.wait()
 
     step = torch.optim.Optimizer.profile_hook_step(step)  # hooks registered on the optimizer run once a step
     step.hooked = True  # type: ignore[attr-defined]
@@ -138,7 +113,7 @@ class CrossBarriered(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's. Raises UsageError between backward and step(), when gradients are under way."""
-        if self._psgc_crossing.gradients.gradients.under_way():
+        if self._psgc_crossing.gradients.under_way():
             raise UsageError("zero_grad() while gradients are under way; call it after step(), or before backward()")
         super().zero_grad(set_to_none)
 

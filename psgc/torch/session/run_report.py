@@ -16,6 +16,7 @@ from typing import Final, Literal
 
 from psgc.codecs.registry import SCRIPT_CODEC
 from psgc.layout import Layout
+from psgc.layout.update_rule import UNBOUNDED
 from psgc.worker.session import Session, Ticket
 
 logger = logging.getLogger(__name__)
@@ -79,12 +80,24 @@ class RunReport:
             steps.waited_s += waited_s
             self._session.note_waited(waited_s)
 
+    def held(self, tensors: int, codec: str) -> None:
+        """Servers hold so many more tensors, whose changes travel by this codec. Rank 0 says so."""
+        config = self._session.config
+        if self._session.rank == 0:
+            ahead = "any number of steps" if config.staleness == UNBOUNDED else f"{config.staleness} step(s)"
+            run_logger.info(
+                "asynchronous training: %d server(s) hold %d tensors, changes travel by %s; a worker may be %s ahead of the slowest",
+                config.servers, tensors, codec, ahead,
+            )  # fmt: skip
+
     def left_to_script(self, name: str) -> None:
         """Averaged gradients of the layout ``name`` were in p.grad, and the script went on without step()."""
         self._left[name] += 1
 
-    def means_came(self, name: str) -> None:
-        """A step's averaged gradients of the layout ``name`` are there, and step() may or may not follow: from now on its steps are counted by these."""
+    def means_came(self, name: str, waited_s: float) -> None:
+        """A step's averaged gradients of the layout ``name`` are there, for which the trainer has waited for so long, and step() may or may not follow: from
+        now on its steps are counted by these."""
+        self.waited(name, waited_s)
         steps = self._steps_of(name)
         steps.by = "means"
         self._count_step(name, steps)
