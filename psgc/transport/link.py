@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Final
 from psgc.config import Config
 from psgc.transport.memory.segment import Place
 from psgc.transport.pacing import PacedLink
+from psgc.transport.receive_buffers import ReceiveBuffers
 from psgc.transport.security.handshake import Proof
 from psgc.wire.frames import Header
 
@@ -38,6 +39,7 @@ class Link(ABC):
     more: ``receive`` stopped early, and polling would not show that more has come.
     unsent: how many payloads were queued and have not been taken completely by the kernel yet; 0 if the transport has no such queue.
     owner: the object that keeps the link, for the loop that finds it ready.
+    buffers: what payloads are received into, if they do not lie in the peer's memory; the connections of a ``LinkSet`` share it.
     """
 
     queues: ClassVar[bool] = False  # whether payloads wait in the link for a slow peer: see ``unsent``
@@ -48,6 +50,7 @@ class Link(ABC):
         self.more = False
         self.unsent = 0
         self.owner: Any = None
+        self.buffers = ReceiveBuffers()
         self.pace: PacedLink | None = None  # the simulated link that it shares, if any
         self.held_out = self.held_in = False  # the simulated link lets nothing more pass in that direction now
         self._greeting = proof.begin()

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from psgc.transport.link import Link
 from psgc.transport.pacing import Alarm, PacedLink
+from psgc.transport.receive_buffers import ReceiveBuffers
 
 
 class LinkSet:
@@ -21,6 +22,7 @@ class LinkSet:
         self._alarm = Alarm() if pace is not None else None
         self._held: dict[int, Link] = {}
         self._epoll = select.epoll()
+        self._buffers = ReceiveBuffers()
         self._links: dict[int, Link] = {}
         self._polled_for: dict[int, int] = {}
         self._touched: dict[int, Link] = {}
@@ -42,6 +44,7 @@ class LinkSet:
 
     def add(self, link: Link) -> None:
         fd = link.fileno()
+        link.buffers = self._buffers
         self._links[fd] = link
         self._polled_for[fd] = select.EPOLLIN
         self._epoll.register(fd, select.EPOLLIN)

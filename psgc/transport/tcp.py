@@ -247,7 +247,7 @@ class TcpLink(SocketLink):
             if header.payload_bytes > MAX_PAYLOAD_BYTES:
                 raise RemoteProtocolError(f"payload of {header.payload_bytes} bytes, at most {MAX_PAYLOAD_BYTES}", ErrorCode.MALFORMED)
             self._header, self._filled = header, 0
-            self._array = np.empty(header.payload_bytes + (TAG_BYTES if self._cipher is not None else 0), np.uint8)
+            self._array = self.buffers.take(header.payload_bytes + (TAG_BYTES if self._cipher is not None else 0))
             self._payload = self._array.data
         count = min(self._hi - self._lo, len(self._payload) - self._filled)
         if count:
