@@ -1,7 +1,7 @@
 """Carries out Folds: sums one block's payloads in one pass, in slices that stay in cache, then divides, adds the residual and encodes.
 
 Numbers only: no protocol, no sockets. Runs in a pool of blocking threads, where kernels release the GIL; what takes less time than two threads take to
-hand it to each other may be run by whoever has it (``is_small``).
+hand it to each other is run by whoever has it (``KeySpec.at_once``).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic_ns
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,6 @@ from psgc.server.weights.versions import Versions
 
 Bytes = NDArray[np.uint8]
 SERVER_RANK = 0xFFFFFFFF  # the server's place in random streams, apart from every worker's
-SMALL_BYTES: Final = 64 << 10  # of payloads and of the sum in float32: tens of microseconds of work
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +54,6 @@ class Folded(NamedTuple):
 
 
 Done = Callable[[Folded], None]
-
-
-def is_small(fold: Fold, work: KeyWork) -> bool:
-    """Whether a thread should carry it out itself, in place of handing it to the pool."""
-    return 4 * work.spec.numel <= SMALL_BYTES and sum(len(payload) for payload in fold.payloads) <= SMALL_BYTES
 
 
 class Engine:

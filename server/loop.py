@@ -29,7 +29,7 @@ from psgc.processes.absence import Absence, younger
 from psgc.processes.mailbox import Mailbox
 from psgc.processes.pool import threads_of
 from psgc.processes.reminder import Reminder
-from psgc.server.engine import Engine, Folded, KeyWork, is_small
+from psgc.server.engine import Engine, Folded, KeyWork
 from psgc.server.state import Commit, Effect, Fault, Fold, Restore, Retire, Send, SendResidual, ServerState, specs_of
 from psgc.server.store import KeyShape, KeyStore, Store
 from psgc.transport.control.dealer import Dealer
@@ -208,11 +208,11 @@ class Server:
             elif isinstance(effect, Fold) and effect.key in self._store.weights:
                 self._engine.update(effect, self._store.weights[effect.key])
             elif isinstance(effect, Fold):
-                fold = effect, self._works[effect.key], self._store.keys[effect.key]
-                if is_small(*fold[:2]):
-                    small.append(fold)
+                work, store = self._works[effect.key], self._store.keys[effect.key]
+                if work.spec.at_once:
+                    small.append((effect, work, store))
                 else:
-                    self._engine.start(*fold)
+                    self._engine.start(effect, work, store)
             elif isinstance(effect, Commit):
                 self._store.keys[effect.key].commit(effect)
             elif isinstance(effect, SendResidual):
@@ -223,7 +223,7 @@ class Server:
                 self._retire(effect)
             else:
                 self._fault(effect)
-        for fold in small:  # in this thread: its result leaves with the acknowledgement
+        for fold in small:  # in this thread: the result leaves at once, and is the acknowledgement
             self._fold_here(*fold)
 
     def _fold_here(self, fold: Fold, work: KeyWork, store: KeyStore) -> None:

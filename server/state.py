@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from psgc.errors import RemoteProtocolError
 from psgc.layout import Layout
 from psgc.layout.update_rule import UpdateRule
 from psgc.processes.absence import Absence, younger
 from psgc.processes.reminder import LONGEST_S, Reminder
-from psgc.server.step import NO_SLOT, Action, Commit, Fold, KeySpec, KeyState, Lend, Reply, Restore
+from psgc.server.step import FOLD_RANKS, NO_SLOT, SMALL_BYTES, Action, Commit, Fold, KeySpec, KeyState, Lend, Reply, Restore
 from psgc.server.weights.key import WeightsKey
 from psgc.server.window import Window
 from psgc.wire.frames import SERVER_SENDER, Header, Kind
@@ -23,8 +23,7 @@ from psgc.wire.messages import MEASURE_BYTES, ErrorCode, Notice, encode_body
 Peer = Any  # a connection of the loop's; this module only compares and hashes it
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(NamedTuple):
     """Send to one connection. ``result`` names the key's result buffer that holds the payload, ``body`` is a control body."""
 
     peer: Peer
@@ -33,15 +32,13 @@ class Send:
     result_slot: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
+class Fault(NamedTuple):
     """Tell the scheduler: the job cannot go on."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class SendResidual:
+class SendResidual(NamedTuple):
     """Send ``header`` to one connection with elements of the key's residual, from element ``header.contributors`` on. add_back: the result
     buffer that is added to a copy of them, or NO_SLOT; the residual itself does not change."""
 
@@ -50,8 +47,7 @@ class SendResidual:
     add_back: int = NO_SLOT
 
 
-@dataclass(frozen=True, slots=True)
-class Retire:
+class Retire(NamedTuple):
     """Forget these keys, and give their memory back."""
 
     keys: tuple[int, ...]
@@ -303,7 +299,7 @@ class ServerState:
         return effects
 
     def _stamp(self, header: Header) -> Header:
-        return header._replace(job=self.job, epoch=self.epoch, sender=SERVER_SENDER + self.index)
+        return Header(header.kind, header.flags, self.job, self.epoch, *header[4:9], SERVER_SENDER + self.index, *header[10:])
 
 
 def specs_of(layout: Layout, server: int, workers: int) -> tuple[list[KeySpec], list[int]]:
@@ -317,15 +313,17 @@ def specs_of(layout: Layout, server: int, workers: int) -> tuple[list[KeySpec], 
         broadcast = layout.kind == "broadcast"
         first = layout.tensors[bucket.tensors[0]].name
         more = f" and {len(bucket.tensors) - 1} more" if len(bucket.tensors) > 1 else ""
+        ranks, bound = part.contributors or range(workers), pair.push.payload_bound(round_.numel)
+        small = max(4 * round_.numel, bound * min(len(ranks), FOLD_RANKS)) <= SMALL_BYTES
         specs.append(
             KeySpec(
-                part.key, round_.numel, part.contributors or range(workers), pair.push.codec_id, pair.pull.codec_id,
+                part.key, round_.numel, ranks, pair.push.codec_id, pair.pull.codec_id,
                 workers if layout.mean and round_.divides else 1, layout.root if broadcast or rule else None,
                 pair.pull.feedback and not broadcast,
-                layout.id, f"{first}{more}", rule,
+                layout.id, f"{first}{more}", rule, small and rule is None,
             )
         )  # fmt: skip
-        costs.append(pair.push.payload_bound(round_.numel) * (1 if broadcast else len(specs[-1].ranks)))
+        costs.append(bound * (1 if broadcast else len(ranks)))
     return specs, costs
 
 

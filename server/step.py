@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from psgc.errors import RemoteProtocolError, raised_alone
 from psgc.layout import key_text
@@ -21,6 +21,7 @@ from psgc.wire.frames import Flag, Header, Kind
 from psgc.wire.messages import RESIDUAL_NUMEL, ErrorCode
 
 FOLD_RANKS: Final = 8  # ranks folded in one pass; part of the published order of sums
+SMALL_BYTES: Final = 64 << 10  # of a pass's payloads, and of the sum in float32: tens of microseconds of work
 NO_SLOT: Final = -1
 _F32: Final = struct.Struct("<f")
 _MAX_RESCALE: Final = 3e38
@@ -29,7 +30,8 @@ _MAX_RESCALE: Final = 3e38
 @dataclass(frozen=True, slots=True)
 class KeySpec:
     """The constants of a key, given at registration. ranks: the ranks that contribute to each step by a push or a skip, ascending: all, or those that push
-    their nodes' sums; root: the only rank that pushes in a broadcast; None for sums."""
+    their nodes' sums; root: the only rank that pushes in a broadcast; None for sums; at_once: the loop carries out the key's
+    Folds at once, so that the contribution that completes a step is answered with the result."""
 
     key: int
     numel: int
@@ -42,6 +44,7 @@ class KeySpec:
     layout: int = 0
     name: str = ""
     rule: UpdateRule | None = None  # of weights; ``root`` is then the rank that brings their initial values
+    at_once: bool = False
 
     def describe(self) -> str:
         return f"key {key_text(self.key)} ({self.name})"
@@ -59,8 +62,7 @@ class Contribution:
     raised: bool = False  # why the previous step was skipped: this rank's backward had raised
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(NamedTuple):
     """A step's outcome. slot: which of the key's two result buffers holds it, NO_SLOT for one without payload."""
 
     step: int
@@ -70,8 +72,7 @@ class Result:
     payload_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(NamedTuple):
     """Send ``header`` to ``rank``, with the payload of ``result`` if that has one."""
 
     rank: int
@@ -79,8 +80,7 @@ class Reply:
     result: Result | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Fold:
+class Fold(NamedTuple):
     """Sum one block's payloads in rank order. ``fresh``: they start the sum. ``last``: then divide, add the residual, encode into
     result buffer ``slot``, and call ``KeyState.folded``.
 
@@ -98,8 +98,7 @@ class Fold:
     rescale: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(NamedTuple):
     """Make ``result`` durable, and, if ``residual``, the residual that was written with it. Nothing that follows is sent before that."""
 
     key: int
@@ -107,8 +106,7 @@ class Commit:
     residual: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Lend:
+class Lend(NamedTuple):
     """Send ``header`` to ``rank`` with elements of the residual, from element ``header.contributors`` on. ``add_back`` as in a Fold, but on a
     copy: the residual itself does not change."""
 
@@ -117,8 +115,7 @@ class Lend:
     add_back: int = NO_SLOT
 
 
-@dataclass(frozen=True, slots=True)
-class Restore:
+class Restore(NamedTuple):
     """Set elements of the key's residual, from ``first`` on."""
 
     key: int
@@ -165,7 +162,9 @@ class KeyState:
         self.contributions[rank] = contribution
         if header.flags & Flag.WANT_RESULT:
             self.wants.add(rank)
-        return [self._ack(rank, header.step), *self._advance()]
+        actions = self._advance()
+        over = self.step > header.step or (self.spec.at_once and len(self.contributions) == len(self.spec.ranks))
+        return actions if over and header.flags & Flag.WANT_RESULT else [self._ack(rank, header.step), *actions]
 
     def pull(self, rank: int, step: int) -> list[Action]:
         """Answer a PULL with the kept result. No answer yet if the step is not complete, and none if the result is queued on this connection

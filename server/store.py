@@ -125,9 +125,10 @@ class KeyStore:
         body = RECORD.pack(
             self._sequence, result.step, int(result.flags), result.contributors, result.slot, result.payload_bytes, self.residual_slot, self._sequence
         )  # fmt: skip
-        self._record[:8] = np.frombuffer(body[:8], np.uint8)  # sequences differ while the record is being written
-        self._record[8 : RECORD.size - 8] = np.frombuffer(body[8:-8], np.uint8)
-        self._record[RECORD.size - 8 : RECORD.size] = np.frombuffer(body[-8:], np.uint8)
+        record = self._record.data
+        record[:8] = body[:8]  # sequences differ while the record is being written
+        record[8 : RECORD.size - 8] = body[8:-8]
+        record[RECORD.size - 8 : RECORD.size] = body[-8:]
 
     def recorded(self) -> tuple[Result, int] | None:
         """The record's contents: the last result and the residual's buffer. None if it is torn, or if nothing was committed."""

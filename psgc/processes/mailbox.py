@@ -17,6 +17,7 @@ class Mailbox:
 
     def __init__(self) -> None:
         self._calls: deque[Call] = deque()
+        self._woken = False  # the poll returns, or has returned, for calls that have not been drained yet
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def fileno(self) -> int:
@@ -25,10 +26,12 @@ class Mailbox:
     def put(self, call: Callable[..., None], *args: Any) -> None:
         """Have the owner call ``call(*args)``. From any thread; in order."""
         self._calls.append((call, args))
-        self.wake()
+        if not self._woken:  # else the owner empties the queue after this
+            self.wake()
 
     def wake(self) -> None:
         """Make the owner's poll return."""
+        self._woken = True
         if self._fd >= 0:
             os.eventfd_write(self._fd, 1)
 
@@ -38,6 +41,7 @@ class Mailbox:
         until = time.monotonic() + turn_s
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._fd)
+        self._woken = False  # after that, lest it take away what the next call writes; and before the queue is looked at
         while self._calls:
             yield self._calls.popleft()
             if self._calls and time.monotonic() >= until:

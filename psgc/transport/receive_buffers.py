@@ -37,6 +37,7 @@ class ReceiveBuffers:
             memory = idle.pop()  # the last one used is the likeliest to be in a cache
         except IndexError:
             memory = np.empty(size, np.uint8)
-        lent: Bytes = np.frombuffer(memory.data[:nbytes], np.uint8)  # views of it refer to it, not to ``memory``: numpy looks through arrays alone
+        # Views of it refer to it, and not to ``memory`` in its place: numpy looks through arrays, but not through a memoryview.
+        lent: Bytes = np.frombuffer(memory.data[:nbytes], np.uint8)
         weakref.finalize(lent, idle.append, memory).atexit = False
         return lent

@@ -1,12 +1,14 @@
 """The transport between peers on one host: payloads stay in shared memory; a Unix socket carries headers and passes the memory's descriptors.
 
-A segment is passed to the peer before the first message whose payload lies in it. Abstract socket names leave no file behind and live in
-the network namespace, so two processes that can connect and map a passed descriptor share a host. Knows headers, not their meaning.
+A segment is passed to the peer before the first message whose payload lies in it, in a packet of its own; other messages share packets. Abstract socket
+names leave no file behind and live in the network namespace, so two processes that can connect and map a passed descriptor share a host. Knows headers, not
+their meaning.
 """
 
 from __future__ import annotations
 
 import errno
+import itertools
 import logging
 import os
 import secrets
@@ -23,7 +25,7 @@ from psgc.transport.link import MAX_BYTES, MAX_MESSAGES, Dial, Listener, Transpo
 from psgc.transport.memory.segment import Place, Segment
 from psgc.transport.security.handshake import Proof, Refused
 from psgc.transport.socket_link import MESSAGE_BYTES, SocketLink
-from psgc.wire.frames import HEADER_BYTES, Flag, Header, Kind, pack_header, unpack_header
+from psgc.wire.frames import HEADER_BYTES, Flag, Header, Kind, header_at, pack_header, unpack_header
 from psgc.wire.messages import ErrorCode
 
 logger = logging.getLogger(__name__)
@@ -32,17 +34,21 @@ SCHEME: Final = "shm://"
 LOCATOR: Final = struct.Struct("<QQ")  # segment id, offset; follows the header of a LOCATED message
 MAX_SEGMENTS: Final = 256  # of one peer; an arena's segments double in size, so it never needs so many
 MAX_PACKET_BYTES: Final = 128 << 10  # headers and small control bodies; below the kernel's default socket buffer
+TOGETHER_BYTES: Final = 16 << 10  # of messages that leave in one packet
+MAX_TOGETHER: Final = 256  # messages
+_KIND_AT: Final = 5  # of a header's bytes
 
 
 class LocalLink(SocketLink):
-    """One end of a connection: packets ``[header][locator or body]``. Packets that the socket has no room for are queued."""
+    """One end of a connection: packets of messages ``[header][locator or body]``. What is queued leaves in as few packets as it fits in."""
 
     def __init__(self, sock: socket.socket, proof: Proof, peer: str) -> None:
         super().__init__(sock, proof, peer)
         self._passed: dict[Segment, int] = {}  # segments of this process that were passed to the peer, and their ids
         self._segments: dict[int, Segment] = {}  # the peer's segments, by the ids that it gave them
-        self._queue: deque[tuple[bytes, int | None]] = deque()
-        self._buffer = bytearray(MAX_PACKET_BYTES)
+        self._queue: deque[tuple[bytes, int | None]] = deque()  # messages, with the descriptor that a SEGMENT passes
+        self._packet = memoryview(bytearray(MAX_PACKET_BYTES))  # the one that is being read
+        self._lo = self._hi = 0  # the range of it that has not been read yet
 
     @classmethod
     def connect(cls, name: str, proof: Proof) -> LocalLink:
@@ -67,7 +73,8 @@ class LocalLink(SocketLink):
         segment = self._passed.get(place.segment)
         if segment is None:
             segment = self._pass(place.segment)
-        self._put(pack_header(header._replace(flags=header.flags | Flag.LOCATED)) + LOCATOR.pack(segment, place.offset), None)
+        located = Header(header.kind, header.flags | Flag.LOCATED, *header[2:])
+        self._put(pack_header(located) + LOCATOR.pack(segment, place.offset), None)
 
     def _pass(self, segment: Segment) -> int:
         """Pass a segment to the peer. Returns its id, which locators may then name."""
@@ -77,19 +84,31 @@ class LocalLink(SocketLink):
 
     def flush(self) -> None:
         while self._queue and not self.closed:
-            data, fd = self._queue[0]
+            messages, fd = self._next_packet()
             try:
                 if fd is None:
-                    self.socket.send(data)
+                    self.socket.sendmsg(messages)
                 else:
-                    socket.send_fds(self.socket, [data], [fd])
+                    socket.send_fds(self.socket, messages, [fd])
             except BlockingIOError:
                 return
             except OSError as error:
                 self.fail(error.strerror or str(error))
                 return
-            self._queue.popleft()
-            self._keep(-MESSAGE_BYTES - len(data))
+            for data in messages:
+                self._queue.popleft()
+                self._keep(-MESSAGE_BYTES - len(data))
+
+    def _next_packet(self) -> tuple[list[bytes], int | None]:
+        """The messages that leave next, together, and a descriptor that goes with them: a SEGMENT leaves alone."""
+        first, fd = self._queue[0]
+        messages, nbytes = [first], len(first)
+        for data, other in itertools.islice(self._queue, 1, MAX_TOGETHER) if fd is None else ():
+            nbytes += len(data)
+            if other is not None or nbytes > TOGETHER_BYTES:
+                break
+            messages.append(data)
+        return messages, fd
 
     def receive(self, messages: int = MAX_MESSAGES, nbytes: int = MAX_BYTES) -> Iterator[tuple[Header, Any]]:
         self.more = False
@@ -97,8 +116,12 @@ class LocalLink(SocketLink):
             if messages <= 0:  # only messages count: payloads lie in memory and take no time here
                 self.more = True
                 return
+            if self._lo < self._hi:
+                messages -= 1
+                yield self._next()
+                continue
             try:
-                count, ancillary, _, _ = self.socket.recvmsg_into([self._buffer], socket.CMSG_SPACE(4))
+                count, ancillary, _, _ = self.socket.recvmsg_into([self._packet], socket.CMSG_SPACE(4))
             except BlockingIOError:
                 return
             except OSError as error:
@@ -107,46 +130,60 @@ class LocalLink(SocketLink):
             if count == 0:
                 self.fail("closed by the peer")
                 return
-            message = self._parse(memoryview(self._buffer)[:count], ancillary)
-            messages -= 1
-            if message is not None:
-                yield message
+            if ancillary or self._packet[_KIND_AT] == Kind.SEGMENT:
+                self._attach(self._packet[:count], ancillary)
+                messages -= 1
+            else:
+                self._lo, self._hi = 0, count
 
-    def _parse(self, data: memoryview, ancillary: list[tuple[int, int, bytes]]) -> tuple[Header, Any] | None:
+    def _attach(self, data: memoryview, ancillary: list[tuple[int, int, bytes]]) -> None:
+        """The peer passes a segment."""
         rights = [raw for level, kind, raw in ancillary if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS)]
         fds = [fd for raw in rights for (fd,) in struct.iter_unpack("i", raw[: len(raw) // 4 * 4])]  # padding has room for a second one
         try:
-            header = unpack_header(data[:HEADER_BYTES])
-            if header.kind == Kind.SEGMENT:
-                if len(fds) != 1 or (len(self._segments) >= MAX_SEGMENTS and header.key not in self._segments):
-                    raise RemoteProtocolError(
-                        f"SEGMENT with {len(fds)} descriptors, {len(self._segments)} are here; expected one, and at most {MAX_SEGMENTS}",
-                        ErrorCode.MALFORMED,
-                    )
-                self._segments[header.key] = Segment.attach(fds.pop(), header.payload_bytes)
-                return None
+            header = unpack_header(data)
+            full = len(self._segments) >= MAX_SEGMENTS and header.key not in self._segments
+            if header.kind != Kind.SEGMENT or len(fds) != 1 or full:
+                raise RemoteProtocolError(
+                    f"{Kind(header.kind).name} with {len(fds)} descriptors, {len(self._segments)} segments are here; expected a SEGMENT with one, "
+                    f"and at most {MAX_SEGMENTS}",
+                    ErrorCode.MALFORMED,
+                )
+            self._segments[header.key] = Segment.attach(fds.pop(), header.payload_bytes)
         finally:
             for fd in fds:
                 os.close(fd)
+
+    def _next(self) -> tuple[Header, Any]:
+        """The packet's next message."""
+        start, self._lo = self._lo, self._lo + HEADER_BYTES
+        if self._lo > self._hi:
+            raise RemoteProtocolError(f"header of {self._hi - start} bytes, expected {HEADER_BYTES}", ErrorCode.MALFORMED)
+        header = header_at(self._packet, start)
         if header.flags & Flag.LOCATED:
-            if len(data) != HEADER_BYTES + LOCATOR.size:
-                raise RemoteProtocolError(f"locator of {len(data) - HEADER_BYTES} bytes, expected {LOCATOR.size}", ErrorCode.MALFORMED)
-            segment_id, offset = LOCATOR.unpack(data[HEADER_BYTES:])
+            if self._hi - self._lo < LOCATOR.size:
+                raise RemoteProtocolError(f"locator of {self._hi - self._lo} bytes, expected {LOCATOR.size}", ErrorCode.MALFORMED)
+            segment_id, offset = LOCATOR.unpack_from(self._packet, self._lo)
+            self._lo += LOCATOR.size
             segment = self._segments.get(segment_id)
             if segment is None:
                 raise RemoteProtocolError(f"payload in segment {segment_id:#x}, which was never passed", ErrorCode.MALFORMED)
-            return header._replace(flags=header.flags & ~Flag.LOCATED), segment.view(offset, header.payload_bytes)
-        body = bytes(data[HEADER_BYTES:])
-        if len(body) != header.payload_bytes:
-            raise RemoteProtocolError(f"body of {len(body)} bytes, header says {header.payload_bytes}", ErrorCode.MALFORMED)
-        return header, body or None
+            return Header(header.kind, header.flags & ~Flag.LOCATED, *header[2:]), segment.view(offset, header.payload_bytes)
+        if header.kind == Kind.SEGMENT:
+            raise RemoteProtocolError("SEGMENT amid other messages, expected it alone", ErrorCode.MALFORMED)
+        if not header.payload_bytes:
+            return header, None
+        if header.payload_bytes > self._hi - self._lo:
+            raise RemoteProtocolError(f"body of {self._hi - self._lo} bytes, header says {header.payload_bytes}", ErrorCode.MALFORMED)
+        body = bytes(self._packet[self._lo : self._lo + header.payload_bytes])
+        self._lo += header.payload_bytes
+        return header, body
 
     def _put(self, data: bytes, fd: int | None) -> None:
         if len(data) > MAX_PACKET_BYTES:
             raise ValueError(f"packet of {len(data)} bytes; large bodies go over TCP")
         self._queue.append((data, fd))
         self._keep(MESSAGE_BYTES + len(data))
-        self.flush()
 
     def close(self) -> None:
         super().close()

@@ -14,12 +14,12 @@ from typing import Final, NamedTuple
 from psgc.errors import LocalProtocolError, RemoteProtocolError
 
 MAGIC: Final = b"PSGC"
-VERSION: Final = 1
+VERSION: Final = 2
 
 # One row a field: name, struct code, meaning. HEADER_STRUCT is built from it.
 FIELDS: Final = (
     ("magic", "4s", "the four bytes PSGC"),
-    ("version", "B", "protocol version, 1"),
+    ("version", "B", "protocol version, 2"),
     ("kind", "B", "message kind, see the table of kinds"),
     ("flags", "H", "bits, see the table of flags"),
     ("job", "Q", "job id; a message of another job is refused"),
@@ -128,12 +128,17 @@ def unpack_header(data: bytes | memoryview) -> Header:
     """Decode and check 64 bytes. Raises RemoteProtocolError for wrong length, magic, version, kind, flags or rescale."""
     if len(data) != HEADER_BYTES:
         raise RemoteProtocolError(f"header of {len(data)} bytes, expected {HEADER_BYTES}", code=1)
-    magic, version, *rest = HEADER_STRUCT.unpack(data)
-    if magic != MAGIC:
-        raise RemoteProtocolError(f"magic {magic!r}, expected {MAGIC!r}: is the peer psgc?", code=1)
-    if version != VERSION:
-        raise RemoteProtocolError(f"protocol version {version}, expected {VERSION}: install one psgc everywhere", code=2)
-    header = Header._make(rest)
+    return header_at(data, 0)
+
+
+def header_at(data: bytes | memoryview, start: int) -> Header:
+    """As ``unpack_header``, of the 64 bytes of ``data`` from ``start`` on, which are there."""
+    fields = HEADER_STRUCT.unpack_from(data, start)
+    if fields[0] != MAGIC:
+        raise RemoteProtocolError(f"magic {fields[0]!r}, expected {MAGIC!r}: is the peer psgc?", code=1)
+    if fields[1] != VERSION:
+        raise RemoteProtocolError(f"protocol version {fields[1]}, expected {VERSION}: install one psgc everywhere", code=2)
+    header = Header(*fields[2:])
     if header.kind not in _KINDS:
         raise RemoteProtocolError(f"unknown message kind {header.kind}", code=3)
     if header.flags & ~_KNOWN_FLAGS:

@@ -15,7 +15,7 @@ from psgc.transport.memory.arena import Arena
 from psgc.transport.memory.segment import Segment
 from psgc.transport.security.handshake import ServerProof, WorkerProof, worker_key
 from psgc.transport.shm import LOCATOR, MAX_PACKET_BYTES, MAX_SEGMENTS, LocalLink, LocalListener
-from psgc.wire.frames import Flag, Header, Kind, pack_header
+from psgc.wire.frames import HEADER_BYTES, Flag, Header, Kind, pack_header
 
 KEY = worker_key(bytes(32), 0, 1)
 PAGE = 4096
@@ -137,9 +137,71 @@ def test_a_segment_is_passed_once_and_before_the_first_message_that_lies_in_it(p
     before = open_descriptors()
     for place in places * 2:
         client.send(Header(Kind.PUSH, payload_bytes=place.bytes.size), place=place)
+    client.flush()
     assert [payload.tobytes() for _, payload in host.receive()] == [place.bytes.tobytes() for place in places] * 2
     assert open_descriptors() == before
     places[0].bytes[:] = 7
     client.send(Header(Kind.PUSH, payload_bytes=3), place=places[0])
     assert [bytes(payload) for _, payload in host.receive()] == [b"\x07" * 3], "read where it lies"
     arena.close()
+
+
+def test_messages_that_are_queued_leave_in_one_packet_and_come_in_order(pair: Any) -> None:
+    client, host = pair
+    place = Arena("psgc-test").cut(PAGE)
+    place.bytes[:] = 7
+    said = [
+        Header(Kind.ACK, key=1),
+        Header(Kind.RESULT, key=2, payload_bytes=PAGE),
+        Header(Kind.ERROR, key=3, payload_bytes=5),
+        Header(Kind.ACK, key=4),
+    ]
+    for header in said:
+        if header.kind == Kind.RESULT:
+            host.send(header, place=place)
+        else:
+            host.send(header, b"12345" if header.payload_bytes else None)
+    host.flush()
+    assert not host.queued
+    received = list(client.receive())
+    assert [header for header, _ in received] == said
+    assert [None if payload is None else bytes(payload) for _, payload in received] == [None, bytes([7]) * PAGE, b"12345", None]
+    for header in said[1:]:
+        host.send(header, place=place) if header.kind == Kind.RESULT else host.send(header, b"12345" if header.payload_bytes else None)
+    host.flush()
+    packet = client.socket.recv(MAX_PACKET_BYTES)
+    assert len(packet) == 3 * HEADER_BYTES + LOCATOR.size + 5
+
+
+def test_a_turn_that_ends_amid_a_packet_goes_on_there(pair: Any) -> None:
+    client, host = pair
+    for key in range(1000):
+        host.send(Header(Kind.ACK, key=key))
+    host.flush()
+    keys: list[int] = []
+    while len(keys) < 1000:
+        turn = [header.key for header, _ in client.receive(messages=7)]
+        assert 0 < len(turn) <= 7
+        keys += turn
+        assert client.more or len(keys) == 1000
+    assert keys == list(range(1000))
+
+
+@pytest.mark.parametrize(
+    ("packet", "why"),
+    [
+        (pack_header(Header(Kind.ACK)) + b"more", "header of 4 bytes"),
+        (pack_header(Header(Kind.ERROR, payload_bytes=9)) + b"short", "body of 5 bytes"),
+        (pack_header(Header(Kind.RESULT, flags=Flag.LOCATED, payload_bytes=9)) + b"short", "locator of 5 bytes"),
+        (pack_header(Header(Kind.ACK)) + pack_header(Header(Kind.SEGMENT)), "SEGMENT amid other messages"),
+        (b"PSGC", "header of 4 bytes"),
+    ],
+)
+def test_a_packet_that_is_cut_or_mixed_is_refused_after_the_messages_before(pair: Any, packet: bytes, why: str) -> None:
+    client, host = pair
+    host.socket.send(pack_header(Header(Kind.ACK, key=1)) + packet if packet != b"PSGC" else packet)
+    received = client.receive()
+    if packet != b"PSGC":
+        assert next(received)[0].key == 1
+    with pytest.raises(RemoteProtocolError, match=why):
+        list(received)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import select
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -46,3 +48,36 @@ def test_a_call_that_puts_another_does_not_hold_the_owner_and_loses_nothing(mail
         assert len(made) == turn + 1
         assert ready(mailbox), "the next poll returns at once"
     assert made == [0, 1, 2]
+
+
+def test_a_call_that_comes_while_the_owner_wakes_up_does_not_keep_later_ones_from_waking_it(
+    mailbox: Mailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    read = os.eventfd_read
+
+    def read_after_another_call(fd: int) -> int:
+        mailbox.put(made.append, 1)
+        return read(fd)
+
+    mailbox.put(made.append, 0)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "eventfd_read", read_after_another_call)
+        for call, args in mailbox.drain(60):
+            call(*args)
+    assert made == [0, 1]
+    mailbox.put(made.append, 2)
+    assert ready(mailbox)
+
+
+def test_calls_of_several_threads_all_come(mailbox: Mailbox) -> None:
+    made: list[int] = []
+    threads = [threading.Thread(target=lambda: [mailbox.put(made.append, number) for number in range(2000)]) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    while len(made) < 6000:
+        assert select.select([mailbox.fileno()], [], [], 60)[0], "a call waits, and nothing wakes the owner"
+        for call, args in mailbox.drain(60):
+            call(*args)
+    for thread in threads:
+        thread.join()

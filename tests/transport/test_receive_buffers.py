@@ -29,7 +29,9 @@ def test_the_next_payload_of_about_the_same_size_is_received_where_the_last_one_
     assert second.size == LARGE + 1000
 
 
-@pytest.mark.parametrize("kept", [lambda a: a[:100], lambda a: a.view(np.float32), lambda a: a[8:].view(np.int64)[::2], lambda a: a.data[4:8], np.asarray])
+@pytest.mark.parametrize(
+    "kept", [lambda a: a[:100], lambda a: a.view(np.float32), lambda a: a[8:].view(np.int64)[::2], lambda a: a.data[4:8], np.asarray]
+)
 def test_memory_is_not_lent_again_while_anything_refers_to_the_payload(kept) -> None:  # type: ignore[no-untyped-def]
     buffers = ReceiveBuffers()
     first = buffers.take(4 * LARGE)
