@@ -142,6 +142,7 @@ def test_a_segment_is_passed_once_and_before_the_first_message_that_lies_in_it(p
     assert open_descriptors() == before
     places[0].bytes[:] = 7
     client.send(Header(Kind.PUSH, payload_bytes=3), place=places[0])
+    client.flush()
     assert [bytes(payload) for _, payload in host.receive()] == [b"\x07" * 3], "read where it lies"
     arena.close()
 
