@@ -234,6 +234,7 @@ def _shared_memory() -> Finding:
         assert all(proved[-2:]), "both ends know the key"
         segment.bytes[:5] = list(b"hello")
         sender.send(Header(Kind.PUSH, payload_bytes=5), place=Place(segment, 0, segment.bytes))
+        sender.flush()
         received = [bytes(payload) for _, payload in receiver.receive()]
         sealed = bool(fcntl.fcntl(segment.fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
         return received == [b"hello"] and sealed, "a sealed segment passed and read"
