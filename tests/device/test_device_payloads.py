@@ -25,6 +25,7 @@ from psgc.torch.device import engines
 from psgc.torch.device.elements import DeviceElements, HeldPayload
 from psgc.torch.device.engine import Engine
 from psgc.torch.device.sent import STATUS_BYTES, Sent
+from psgc.torch.device.staging import Down
 from psgc.torch.tensors.buffers import TensorsBuffer
 from psgc.worker.submission import Submission
 from tests.device.recording import Event, RecordingRuntime, RecordingStream
@@ -157,13 +158,13 @@ def test_each_member_of_a_group_takes_part_in_each_exchange() -> None:
 def copied_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows by the bytes of each copy from a device to the host."""
     sizes: list[int] = []
-    real = Engine._copied_down
+    real = Down._copied_down
 
     def copied_down(engine: Any, pieces: Any) -> Any:
         sizes.extend(piece.source.numel() for piece in pieces)
         return real(engine, pieces)
 
-    monkeypatch.setattr(Engine, "_copied_down", copied_down)
+    monkeypatch.setattr(Down, "_copied_down", copied_down)
     return sizes
 
 
