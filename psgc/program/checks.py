@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from threading import Lock
 from typing import Any, Final
 
 import numpy as np
@@ -45,6 +46,14 @@ def check_root(root: int, members: int) -> None:
     """Raise UsageError unless ``root`` is the index of a member."""
     if not 0 <= root < members:
         raise UsageError(f"root {root} is none of the {members} members: it is a member's index, from 0")
+
+
+def take_turn(issuing: Lock, group: object, what: str) -> None:
+    """Take the lock of a group whose collectives one thread at a time issues. Raises UsageError if another thread has it."""
+    if not issuing.acquire(blocking=False):
+        raise UsageError(
+            f"{group}: {what} while another thread's collective is under way; one thread at a time issues a group's collectives"
+        )
 
 
 def check_members(members: Members, rank: int, size: int) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psgc.errors import UsageError
-from psgc.program.checks import check_array, check_cuts, check_payloads, check_root
+from psgc.program.checks import check_array, check_cuts, check_payloads, check_root, take_turn
 from psgc.program.groups import Bytes
 from psgc.worker.collectives.breaking import fail
 from psgc.worker.collectives.mesh import LEFT, Closed, Mesh
@@ -214,12 +214,12 @@ class SharedGroup:
         """Carry out one collective. Raises the error that ended the job, else GroupError."""
         if not numel:
             return
-        if not self._issuing.acquire(blocking=False):
+        try:
+            take_turn(self._issuing, self, what)
+        except UsageError:
             if self._mesh.ended:  # by another thread, which closes it now
                 fail(self._session, f"{what} in the {self}", LEFT)
-            raise UsageError(
-                f"{self}: {what} while another thread's collective is under way; one thread at a time issues a group's collectives"
-            )
+            raise
         try:
             self._carry_out(what.encode(), rounds)
             if not self._mesh.ended:

@@ -22,6 +22,7 @@ import torch
 from psgc.codecs.none import NoneCodec
 from psgc.errors import GroupError, PsgcError, UsageError
 from psgc.program.backends import Facts, backend_of
+from psgc.program.checks import take_turn
 from psgc.program.groups import Array
 from psgc.torch.collectives.connecting import meeting_store, reason
 from psgc.torch.device.collectives import DeviceCollectives, packed_bytes
@@ -129,10 +130,7 @@ class DeviceGroup:
 
     def _run(self, what: str, work: Callable[[], None]) -> None:
         """Issue one collective and wait until it is over. Raises the error that ended the job, else GroupError."""
-        if not self._issuing.acquire(blocking=False):
-            raise UsageError(
-                f"{self}: {what} while another thread's collective is under way; one thread at a time issues a group's collectives"
-            )
+        take_turn(self._issuing, self, what)
         failure: RuntimeError | None = None
         try:
             if self._ended:

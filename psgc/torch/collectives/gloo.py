@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import distributed as dist
 
 from psgc.errors import UsageError
-from psgc.program.checks import check_array, check_cuts, check_payloads, check_root
+from psgc.program.checks import check_array, check_cuts, check_payloads, check_root, take_turn
 from psgc.program.groups import Bytes
 from psgc.torch.collectives.connecting import process_group, reason
 from psgc.torch.device.engine import Engine
@@ -171,10 +171,7 @@ class GlooGroup:
         GroupError."""
         if len(self.members) == 1 or not numel:
             return
-        if not self._issuing.acquire(blocking=False):
-            raise UsageError(
-                f"{self}: {what} while another thread's collective is under way; one thread at a time issues a group's collectives"
-            )
+        take_turn(self._issuing, self, what)
         failure: RuntimeError | None = None
         try:
             if self._process_group is None:
