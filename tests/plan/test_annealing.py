@@ -216,6 +216,26 @@ def test_no_time_makes_a_plan_longer_than_the_default_one(seed: int) -> None:
     assert made.best.step_us <= search(problem).step_us * (1 + 1e-12)
 
 
+@pytest.mark.parametrize("several", [False, True])
+def test_a_long_search_also_begins_from_plans_that_are_far_from_the_best_one_and_keeps_the_best(several: bool) -> None:
+    """Other fusions, with other options or with the resources in balance; whatever a round makes of them is a plan of the job."""
+    problem = random_job(5, 40, Constraints(devices=("gpu",)))
+    problem = of_several_codecs(problem) if several else problem
+    made = Rounds(problem, float("inf"))
+    made.left, before, fusions = 1000, made.best.objective, set()
+    with patch.object(anytime, "ROUND", (13.0, 15.0)), patch.object(anytime, "BOUND_WORK", 1e4):
+        for _ in range(12):
+            start = made._far()
+            fusions.add(tuple(start.bucketing.of.tolist()))
+            found = made._round(start, 1e-2)
+            plan = planned(problem, made.made.space, found)
+            assert sorted(name for bucket in plan for name in bucket.tensors) == sorted(problem.numel)
+            assert all(bucket.option in problem.options for bucket in plan)
+            assert simulate(problem, plan).step_us == pytest.approx(found.step_us, rel=1e-12)
+            assert made.best.objective <= min(before, found.objective)
+    assert len(fusions) > 6
+
+
 def test_the_adversary_starts_from_the_plan_and_what_it_finds_is_simulated() -> None:
     benchmark_scripts.load("planning_rivals")
     adversary: Any = benchmark_scripts.load("planning_adversary")

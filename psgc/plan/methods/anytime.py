@@ -2,8 +2,8 @@
 
 It starts from the default plan (``search``) and from the complete plans of other systems, Espresso's included. Then it repeats three phases. First,
 the bound's linear programme for the best plan's buckets gives each bucket's options of low reduced cost as candidates, and the integer solution
-as a start. Second, buckets are cut, merged and split until that does not help. Third, the best plan, or another fusion, is annealed
-(``annealing``) in rounds of random length and temperature.
+as a start. Second, buckets are cut, merged and split until that does not help. Third, plans are annealed (``annealing``) in rounds of random length and
+temperature: the best one, or one that is far from it, as in ``rounds``.
 
 Owns the order of these phases. The resulting step is never longer than the default plan's or any other system's.
 """
@@ -39,9 +39,8 @@ MOVES_BUDGET: Final = 60_000  # simulated chains of moves between two looks at t
 SIMULATIONS: Final = 40_000  # simulations times their chains, of one descent
 ORDER_BUDGET: Final = 20_000  # simulated chains to find a better order, and to choose options for it (``reorder``)
 HOT: Final = (-4.0, -1.5)  # log10 of a round's first temperature, as a share of the step
-ROUND: Final = (21.0, 25.5)  # log2 of a round's work, in simulated tasks
+ROUND: Final = (19.0, 25.0)  # log2 of a round's work, in simulated tasks
 FAR: Final = 0.4  # share of the rounds that begin from a plan far from the best one
-WIDE: Final = 0.3  # share of the rounds that choose from the columns, too
 FAR_HOT: Final = (-2.5, -1.5)  # log10 of the first temperature of such a round
 BOUND_WORK: Final = 1_000_000.0  # work of annealing by the bound, in simulated tasks
 GUESS: Final = 0.06  # microseconds of a simulated task, until a round was timed
@@ -67,7 +66,7 @@ class Anytime:
         self.bound_us = over_all_bucketings(problem, self.made.space)
         self.rng = np.random.default_rng(0)
         self.default = self.best
-        self.palette = self.columns = palette(self.made, [self.best])
+        self.palette = palette(self.made, [self.best])
         self.us_of_work = GUESS  # microseconds of a simulated task in the last round
 
     @property
@@ -148,7 +147,6 @@ class Anytime:
         columns = [column[np.isfinite(row[column])] for row, column in zip(reduced, columns, strict=True)]
         starts = [self.best.options] if solved.options is None else [solved.options, self.best.options]
         options = self.made.space.unique(np.concatenate([*columns, *starts]))
-        self.columns = self.made.space.unique(np.concatenate([self.palette, options]))
         fits = np.array([np.isin(options, column) for column in columns])
         for start in starts:
             if not self.is_over:
@@ -180,8 +178,7 @@ class Anytime:
         left = self.until - time.perf_counter()
         budget = min(2 ** self.rng.uniform(*ROUND), 1e6 * max(left, 0.0) / self.us_of_work + 1)
         begun = time.perf_counter()
-        known = self.columns if self.rng.random() < WIDE else self.palette
-        found = anneal(self.made, known, self._seed(), budget, hot, FULL_BUDGET, start)
+        found = anneal(self.made, self.palette, self._seed(), budget, hot, FULL_BUDGET, start)
         self.us_of_work = 1e6 * (time.perf_counter() - begun) / budget
         return found
 
