@@ -282,7 +282,7 @@ def main() -> None:
     parser.add_argument(
         "--modes", default=",".join(MODES), help=f"with commas, of {', '.join(MODES)}; behind links shm is tcp, and left out"
     )
-    parser.add_argument("--models", default="large,many", help="large, many or both")
+    parser.add_argument("--models", default="large,many", help="with commas, of large, many")
     parser.add_argument("--systems", default=SYSTEMS, help=f"with commas (default: {SYSTEMS})")
     parser.add_argument("--steps", type=int, default=20, help="that count, of each system")
     parser.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
