@@ -66,8 +66,14 @@ def staging_dtype(codec: str, dtype: str) -> torch.dtype:
 
 def as_array(tensor: torch.Tensor) -> Array:
     """The same memory as NumPy, strides kept; bfloat16 as its bits (uint16)."""
-    plain = tensor.detach()
+    plain = tensor.detach() if tensor.requires_grad else tensor  # each call into torch lets go of the GIL, and the network thread takes it
     return (plain.view(torch.uint16) if plain.dtype == torch.bfloat16 else plain).numpy()
+
+
+def contiguous_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous copy that is part of no graph."""
+    copy = (tensor.detach() if tensor.requires_grad else tensor).clone(memory_format=torch.contiguous_format)
+    return copy.resolve_neg() if copy.is_neg() else copy
 
 
 def copy_elements(source: torch.Tensor, target: torch.Tensor) -> None:

@@ -16,7 +16,7 @@ import torch
 from psgc.errors import CodecError, UsageError
 from psgc.layout import MAX_PRIORITY, Declaration, TensorSpec, build_layout
 from psgc.torch.session import api, speed, without_effect
-from psgc.torch.tensors.buffers import TensorsBuffer, dtype_name, staging_dtype
+from psgc.torch.tensors.buffers import TensorsBuffer, contiguous_copy, dtype_name, staging_dtype
 from psgc.torch.tensors.byteps_options import options_text, seed_among
 from psgc.torch.tensors.codec_text import CodecGiven, codec_text
 from psgc.torch.tensors.declaring import declaration
@@ -92,7 +92,7 @@ def push_pull_async(
     _check_call(tensor, name)
     declared = _declared(tensor, average, name, compression)
     _check_turn(name, version, priority)
-    return _start(declared, tensor.detach().clone(memory_format=torch.contiguous_format).resolve_neg(), priority)
+    return _start(declared, contiguous_copy(tensor), priority)
 
 
 def push_pull_async_inplace(
