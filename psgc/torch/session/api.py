@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 _session: Session | None = None
 _left = False  # this process has been in a job, and has left it
 _suspended = False  # between suspend() and resume()
-_owner_pid = 0  # a forked child (a data loader's) inherits the session but must neither use nor end it
+_ours = False  # this process has joined itself: a forked child (a data loader's) inherits the session but must neither use nor end it
 
 
 class Member(ABC):
@@ -87,7 +87,7 @@ def init(lazy: bool = True) -> None:
     if is_initialized():
         return
     _refuse_to_join()
-    if _owner_pid == os.getpid():
+    if _ours:
         gc.collect()  # the last job's session is part of cycles, and has descriptors that are open until then
     _prepare_for_the_end()
     ending.install(_own_session, _awaited)
@@ -95,14 +95,14 @@ def init(lazy: bool = True) -> None:
 
 
 def _join(config: Config) -> None:
-    global _session, _owner_pid, _suspended
+    global _session, _ours, _suspended
     _set_up_logging(config)
     logger.info("configuration %s", config)
     if not config.launcher:  # else it has told of them, once for all
         for note in config.notes:
             logger.warning("%s", note)
     sys.setswitchinterval(config.switch_interval_s)
-    _session, _owner_pid, _suspended = open_session(config), os.getpid(), False
+    _session, _ours, _suspended = open_session(config), True, False
     _session.groups_of = functools.partial(job_groups, _session)
     without_effect.tell_start(config)
 
@@ -185,17 +185,25 @@ def shutdown() -> None:
             without_effect.tell_end(session)
 
 
+def _forked() -> None:
+    global _ours  # noqa: PLW0603
+    _ours = False
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
 def is_initialized() -> bool:
     """Whether this process is a member of the job now."""
-    return _session is not None and _owner_pid == os.getpid()
+    return _session is not None and _ours
 
 
 def current_session() -> Session:
     """This process's session. Raises UsageError before ``init``."""
     if _session is None or not is_initialized():
-        if _suspended and _owner_pid == os.getpid():
+        if _suspended and _ours:
             raise UsageError("psgc is suspended in this process; call psgc.torch.resume(num_workers, num_servers, global_rank) first")
-        if _left and _owner_pid == os.getpid():
+        if _left and _ours:
             raise UsageError("psgc has been shut down in this process, which has left its job; call psgc.torch.init() to join the next one")
         raise UsageError("psgc is not initialized in this process; call psgc.torch.init() first")
     return _session
@@ -203,7 +211,7 @@ def current_session() -> Session:
 
 def _place() -> Session:
     """The session that says which place this process has: the current one, or the one that is suspended."""
-    return _before[0] if _suspended and _owner_pid == os.getpid() else current_session()
+    return _before[0] if _suspended and _ours else current_session()
 
 
 def rank() -> int:
@@ -252,7 +260,7 @@ def _prepare_for_the_end() -> None:
 
 def _awaited() -> Config | None:
     """Between suspend() and resume(): the configuration of the job that may await this process, by the environment as it is now."""
-    if not _suspended or _owner_pid != os.getpid():
+    if not (_suspended and _ours):
         return None
     return Config.from_env()
 
