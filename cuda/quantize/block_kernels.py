@@ -1,9 +1,11 @@
 """Kernels over codes in blocks with a scale: ``psgc.codecs.quantize.blocks`` has the layout.
 
 A program has a tile of consecutive whole blocks in registers: it reads each input once and writes each output once. The last tile of a part, which may
-end within a block, takes another branch: there the places of codes depend on the last block's length.
+end within a block, takes another branch, block by block: there the places of codes depend on the block's length, and a whole tile of them would take
+registers from all other programs.
 
-Shapes of a tile: flat [ROWS * BLOCK] in the part's order, or [ROWS, PER, WIDTH] as codes lie: row, place within the byte, byte.
+Shapes of a tile: [PER, ROWS, WIDTH] as codes lie: place within the byte, row, byte. So one thread has all codes of a byte, and packs them without asking others.
+Only rotations need it flat, [ROWS * BLOCK], in the part's order.
 """
 
 # mypy: ignore-errors
@@ -57,23 +59,31 @@ def _code_pointer(payload, numel, start, BLOCK: tl.constexpr, BITS: tl.constexpr
 
 
 @triton.jit
-def _read_whole(
-    payload, numel, start, top, least, VALUE: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, ROTATE: tl.constexpr
-):  # fmt: skip
-    """The elements of a tile of whole blocks, flat."""
+def offsets_of(BITS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+    """The offsets of a tile's elements as their codes lie, where all of its blocks are whole."""
+    per: tl.constexpr = 8 // BITS
+    width: tl.constexpr = BLOCK // per
+    places, rows, bytes_ = tl.arange(0, per)[:, None, None], tl.arange(0, ROWS)[None, :, None], tl.arange(0, width)[None, None, :]
+    return rows * BLOCK + places * width + bytes_
+
+
+@triton.jit
+def flat_of(x, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+    """The tile in the part's order."""
+    return tl.reshape(tl.permute(x, (1, 0, 2)), (ROWS * BLOCK,))
+
+
+@triton.jit
+def _read_whole(payload, numel, start, top, least, VALUE: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+    """The elements of a tile of whole blocks, as codes lie; of rotated blocks still rotated."""
     per: tl.constexpr = 8 // BITS
     width: tl.constexpr = BLOCK // per
     rows = tl.arange(0, ROWS)
     scales = tl.load(_scale_pointer(payload, start, BLOCK) + rows)
-    codes = tl.load(_code_pointer(payload, numel, start, BLOCK, BITS) + tl.arange(0, ROWS * width)).to(tl.int32)
-    codes = tl.reshape(codes, (ROWS, 1, width))
-    places = tl.arange(0, per)[None, :, None]
-    stored = (codes >> (places * BITS)) & ((1 << BITS) - 1)
-    values = _value_of(stored, VALUE, BITS, top, least) * scales[:, None, None]
-    flat = tl.reshape(values, (ROWS * BLOCK,))
-    if ROTATE:
-        flat = rotated_back(flat, start + tl.arange(0, ROWS * BLOCK))
-    return flat
+    bytes_ = rows[None, :, None] * width + tl.arange(0, width)[None, None, :]
+    codes = tl.load(_code_pointer(payload, numel, start, BLOCK, BITS) + bytes_).to(tl.int32)
+    stored = (codes >> (tl.arange(0, per)[:, None, None] * BITS)) & ((1 << BITS) - 1)
+    return _value_of(stored, VALUE, BITS, top, least) * scales[None, :, None]
 
 
 @triton.jit
@@ -99,10 +109,19 @@ def _sum_whole(
     payloads, numel, start, top, least, COUNT: tl.constexpr, VALUE: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
     ROTATE: tl.constexpr,
 ):  # fmt: skip
-    total = _read_whole(payloads[0], numel, start, top, least, VALUE, BITS, BLOCK, ROWS, ROTATE)
+    """The sum of payloads' elements of a tile of whole blocks: as codes lie, or, of rotated ones, flat and turned back."""
+    total = _turned_back(_read_whole(payloads[0], numel, start, top, least, VALUE, BITS, BLOCK, ROWS), start, BLOCK, ROWS, ROTATE)
     for k in tl.static_range(1, COUNT):
-        total += _read_whole(payloads[k], numel, start, top, least, VALUE, BITS, BLOCK, ROWS, ROTATE)
+        total += _turned_back(_read_whole(payloads[k], numel, start, top, least, VALUE, BITS, BLOCK, ROWS), start, BLOCK, ROWS, ROTATE)
     return total
+
+
+@triton.jit
+def _turned_back(values, start, BLOCK: tl.constexpr, ROWS: tl.constexpr, ROTATE: tl.constexpr):
+    if ROTATE:
+        return rotated_back(flat_of(values, BLOCK, ROWS), start + tl.arange(0, ROWS * BLOCK))
+    else:
+        return values
 
 
 @triton.jit
@@ -165,24 +184,23 @@ def _scales_of(top_bits, length, top_code, fixed, NORM: tl.constexpr, ROWS: tl.c
 
 @triton.jit
 def _p_whole(
-    sources, divisor, old, rescale, numel, start, top, least,
+    sources, divisor, old, rescale, numel, start, offsets, top, least,
     COUNT: tl.constexpr, DIVIDES: tl.constexpr, VALUE: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
     ROTATE: tl.constexpr,
 ):  # fmt: skip
-    """(p flat, what is encoded as codes lie, bits of each block's largest, whether p has a NaN or infinity) of whole blocks."""
-    flat = tl.arange(0, ROWS * BLOCK)
+    """(p, what is encoded as codes lie, whether p has a NaN or infinity) of whole blocks. offsets: of p's elements."""
     if COUNT:
         values = _sum_whole(sources, numel, start, top, least, COUNT, VALUE, BITS, BLOCK, ROWS, ROTATE)
     else:
-        values = load_f32(sources[0] + start, flat, None, True)
-    p = corrected(mean(values, divisor, DIVIDES), old, rescale, flat, None, True)
-    turned = p
-    nonfinite = tl.max(magnitude_bits(p), axis=0) >= INFINITY_BITS
+        values = load_f32(sources[0] + start, offsets, None, True)
+    p = corrected(mean(values, divisor, DIVIDES), old, rescale, offsets, None, True)
     if ROTATE:
-        turned = rotated(p, start + flat)
-    top_bits = tl.max(magnitude_bits(tl.reshape(turned, (ROWS, BLOCK))), axis=1)
-    per: tl.constexpr = 8 // BITS
-    return p, tl.reshape(turned, (ROWS, per, BLOCK // per)), top_bits, nonfinite
+        per: tl.constexpr = 8 // BITS
+        nonfinite = tl.max(magnitude_bits(p), axis=0) >= INFINITY_BITS
+        turned = rotated(p, start + offsets)
+        return p, tl.permute(tl.reshape(turned, (ROWS, per, BLOCK // per)), (1, 0, 2)), nonfinite
+    else:
+        return p, p, False
 
 
 @triton.jit
@@ -190,50 +208,39 @@ def _p_last(
     sources, divisor, old, rescale, numel, start, offsets, valid, top, least,
     COUNT: tl.constexpr, DIVIDES: tl.constexpr, VALUE: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """(p as codes lie, bits of each block's largest, whether p has a NaN or infinity) of the last tile, which is not rotated."""
+    """p of one of the last blocks as codes lie, which is not rotated."""
     if COUNT:
         values = _sum_at(sources, numel, start, offsets, valid, top, least, COUNT, VALUE, BITS, BLOCK)
     else:
         values = load_f32(sources[0] + start, offsets, valid, False)
-    q = corrected(mean(values, divisor, DIVIDES), old, rescale, offsets, valid, False)
-    top_bits = tl.max(tl.max(magnitude_bits(q), axis=2), axis=1)
-    return q, top_bits, tl.max(top_bits, axis=0) >= INFINITY_BITS
+    return corrected(mean(values, divisor, DIVIDES), old, rescale, offsets, valid, False)
 
 
 @triton.jit
-def _places(rest, BITS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, WHOLE: tl.constexpr):
-    """(offsets of elements as their codes lie, which of them the part has, which bytes of codes [ROWS, WIDTH] it has)."""
+def _places(rest, BITS: tl.constexpr, BLOCK: tl.constexpr):
+    """Of a block that may be short: (offsets of elements as their codes lie, which of them the part has, which bytes of codes it has)."""
     per: tl.constexpr = 8 // BITS
-    width: tl.constexpr = BLOCK // per
-    rows = tl.arange(0, ROWS)
-    row3, place3, byte3 = rows[:, None, None], tl.arange(0, per)[None, :, None], tl.arange(0, width)[None, None, :]
-    if WHOLE:
-        offsets = row3 * BLOCK + place3 * width + byte3
-        return offsets, offsets >= 0, tl.arange(0, width)[None, :] + rows[:, None] >= 0
-    else:
-        count = tl.minimum(tl.maximum(rest.to(tl.int32) - rows * BLOCK, 0), BLOCK)
-        bytes_here = (count + (per - 1)) // per
-        element = place3 * bytes_here[:, None, None] + byte3
-        valid = (byte3 < bytes_here[:, None, None]) & (element < count[:, None, None])
-        return row3 * BLOCK + tl.where(valid, element, 0), valid, tl.arange(0, width)[None, :] < bytes_here[:, None]
+    place, byte = tl.arange(0, per)[:, None, None], tl.arange(0, BLOCK // per)[None, None, :]
+    count = tl.minimum(rest, BLOCK).to(tl.int32)
+    here = (count + (per - 1)) // per
+    element = place * here + byte
+    valid = (byte < here) & (element < count)
+    return tl.where(valid, element, 0), valid, byte < here
 
 
 @triton.jit
-def _store_codes(
-    out, numel, start, stored, scale, byte_mask, BITS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, WHOLE: tl.constexpr
-):  # fmt: skip
+def _store_codes(out, numel, start, stored, scale, byte_mask, BITS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, WHOLE: tl.constexpr):
     """Write a tile's scales and codes to the payload."""
     per: tl.constexpr = 8 // BITS
     width: tl.constexpr = BLOCK // per
     rows = tl.arange(0, ROWS)
-    packed = tl.sum(stored << (tl.arange(0, per)[None, :, None] * BITS), axis=1).to(tl.uint8)
-    target = _code_pointer(out, numel, start, BLOCK, BITS)
+    packed = tl.sum(stored << (tl.arange(0, per)[:, None, None] * BITS), axis=0).to(tl.uint8)
+    place = _code_pointer(out, numel, start, BLOCK, BITS) + rows[:, None] * width + tl.arange(0, width)[None, :]
+    tl.store(_scale_pointer(out, start, BLOCK) + rows, scale)
     if WHOLE:
-        tl.store(_scale_pointer(out, start, BLOCK) + rows, scale)
-        tl.store(target + tl.arange(0, ROWS * width), tl.reshape(packed, (ROWS * width,)))
+        tl.store(place, packed)
     else:
-        tl.store(_scale_pointer(out, start, BLOCK) + rows, scale, mask=rows * BLOCK < numel - start)
-        tl.store(target + rows[:, None] * width + tl.arange(0, width)[None, :], packed, mask=byte_mask)
+        tl.store(place, packed, mask=tl.reshape(byte_mask, (1, width)))
 
 
 @triton.jit
@@ -242,17 +249,22 @@ def write_tile(
     COUNT: tl.constexpr, DIVIDES: tl.constexpr, CODE: tl.constexpr, VALUE: tl.constexpr, RANDOM: tl.constexpr, BITS: tl.constexpr,
     BLOCK: tl.constexpr, ROWS: tl.constexpr, NORM: tl.constexpr, ROTATE: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """Encode one tile. COUNT: payloads that are added first; 0: ``sources[0]`` are the elements. kept: None, or gets what is left out."""
+    """Encode one tile of whole blocks, or (not WHOLE: ROWS is 1) a block that may be short. COUNT: payloads that are added first; 0: ``sources[0]`` are the
+    elements. kept: None, or gets what is left out."""
     old = residual if residual is None else residual + start
-    offsets, valid, byte_mask = _places(numel - start, BITS, BLOCK, ROWS, WHOLE)
     if WHOLE:
-        p, q, top_bits, nonfinite = _p_whole(
-            sources, divisor, old, rescale, numel, start, top, least, COUNT, DIVIDES, VALUE, BITS, BLOCK, ROWS, ROTATE
-        )  # fmt: skip
+        places = offsets_of(BITS, BLOCK, ROWS)
+        valid, byte_mask = places >= 0, None
+        offsets = tl.arange(0, ROWS * BLOCK) if ROTATE else places
+        p, q, nonfinite = _p_whole(sources, divisor, old, rescale, numel, start, offsets, top, least, COUNT, DIVIDES, VALUE, BITS, BLOCK, ROWS, ROTATE)
     else:
-        q, top_bits, nonfinite = _p_last(
-            sources, divisor, old, rescale, numel, start, offsets, valid, top, least, COUNT, DIVIDES, VALUE, BITS, BLOCK
-        )  # fmt: skip
+        places, valid, byte_mask = _places(numel - start, BITS, BLOCK)
+        offsets = places
+        p = _p_last(sources, divisor, old, rescale, numel, start, offsets, valid, top, least, COUNT, DIVIDES, VALUE, BITS, BLOCK)
+        q, nonfinite = p, False
+    top_bits = tl.max(tl.max(magnitude_bits(q), axis=0), axis=1)
+    if not (WHOLE and ROTATE):
+        nonfinite = tl.max(top_bits, axis=0) >= INFINITY_BITS
     flag_nonfinite(status, nonfinite)
     length = top_bits.to(tl.float32, bitcast=True)
     if NORM == L2_NORM:
@@ -263,22 +275,32 @@ def write_tile(
         )  # fmt: skip
         length = tl.where(ordinary, norm, length)
     sent, scale, factor = _scales_of(top_bits, length, top, fixed, NORM, ROWS)
-    index = first + start.to(tl.uint32) + offsets.to(tl.uint32)
+    index = first + start.to(tl.uint32) + places.to(tl.uint32)
     bias: tl.constexpr = (1 << (BITS - 1)) if BITS < 8 else 0
-    code = CODE(q, factor[:, None, None], top, least, index, before, between, RANDOM)
+    code = CODE(q, factor[None, :, None], top, least, index, before, between, RANDOM)
     stored = (code + bias) & ((1 << BITS) - 1)
-    stored = tl.where(sent[:, None, None] & valid, stored, bias).to(tl.int32)
+    stored = tl.where(sent[None, :, None] & valid, stored, bias).to(tl.int32)
     _store_codes(out, numel, start, stored, scale, byte_mask, BITS, BLOCK, ROWS, WHOLE)
     if kept is not None:
-        values = _value_of(stored, VALUE, BITS, top, least) * scale[:, None, None]
+        values = _value_of(stored, VALUE, BITS, top, least) * scale[None, :, None]
         if WHOLE:
-            flat = tl.arange(0, ROWS * BLOCK)
-            decoded = tl.reshape(values, (ROWS * BLOCK,))
-            if ROTATE:
-                decoded = rotated_back(decoded, start + flat)
-            tl.store(kept + start + flat, p - decoded)
+            tl.store(kept + start + offsets, p - _turned_back(values, start, BLOCK, ROWS, ROTATE))
         else:
-            tl.store(kept + start + offsets, q - values, mask=valid)
+            tl.store(kept + start + offsets, p - values, mask=valid)
+
+
+@triton.jit
+def _write_last(
+    sources, divisor, residual, rescale, kept, out, status, numel, start, first, before, between, top, least, fixed,
+    COUNT: tl.constexpr, DIVIDES: tl.constexpr, CODE: tl.constexpr, VALUE: tl.constexpr, RANDOM: tl.constexpr, BITS: tl.constexpr,
+    BLOCK: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """Encode the part's last tile, which is not rotated, block by block."""
+    for row in range(tl.cdiv(numel - start, BLOCK)):
+        write_tile(
+            sources, divisor, residual, rescale, kept, out, status, numel, start + row * BLOCK, first, before, between, top, least, fixed,
+            COUNT, DIVIDES, CODE, VALUE, RANDOM, BITS, BLOCK, 1, NORM, False, False,
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["numel", "payload_bytes", "first", "before", "between"])
@@ -299,9 +321,9 @@ def write_kernel(
             COUNT, DIVIDES, CODE, VALUE, RANDOM, BITS, BLOCK, ROWS, NORM, ROTATE, True,
         )  # fmt: skip
     else:
-        write_tile(
+        _write_last(
             sources, divisor, residual, factor, kept, out, status, numel, start, place, key, other, top, least, fixed,
-            COUNT, DIVIDES, CODE, VALUE, RANDOM, BITS, BLOCK, ROWS, NORM, False, False,
+            COUNT, DIVIDES, CODE, VALUE, RANDOM, BITS, BLOCK, NORM,
         )  # fmt: skip
 
 
@@ -318,9 +340,9 @@ def _write_either(
             0, False, CODE, VALUE, RANDOM, BITS, BLOCK, ROWS, NORM, ROTATE, True,
         )  # fmt: skip
     else:
-        write_tile(
+        _write_last(
             (source,), 1.0, residual, rescale, None, out, status, numel, start, first, before, between, top, least, fixed,
-            0, False, CODE, VALUE, RANDOM, BITS, BLOCK, ROWS, NORM, False, False,
+            0, False, CODE, VALUE, RANDOM, BITS, BLOCK, NORM,
         )  # fmt: skip
 
 
@@ -355,13 +377,14 @@ def _read_tile(
     ROTATE: tl.constexpr,
 ):  # fmt: skip
     """Use the payloads' elements of one tile."""
-    flat = tl.arange(0, ROWS * BLOCK)
-    mask = flat < numel - start
     source = grad if grad is None else grad + start
     if start + ROWS * BLOCK <= numel:
+        places = tl.arange(0, ROWS * BLOCK) if ROTATE else offsets_of(BITS, BLOCK, ROWS)
         values = _sum_whole(payloads, numel, start, top, least, COUNT, VALUE, BITS, BLOCK, ROWS, ROTATE)
-        use_decoded(values, target + start, source, factor, flat, mask, USE, True)
+        use_decoded(values, target + start, source, factor, places, None, USE, True)
     else:
+        flat = tl.arange(0, ROWS * BLOCK)
+        mask = flat < numel - start
         rest = _sum_at(payloads, numel, start, flat, mask, top, least, COUNT, VALUE, BITS, BLOCK)
         use_decoded(rest, target + start, source, factor, flat, mask, USE, False)
 

@@ -26,8 +26,8 @@ MAGNITUDE = tl.constexpr(0x7FFFFFFF)
 def integer_code(p, factor, top, least, index, before, between, RANDOM: tl.constexpr):
     x = p * factor
     if RANDOM:
-        x = tl.where(x > top, top, x)
-        x = tl.where(x < -top, -top, x)
+        x = tl.minimum(x, top, propagate_nan=tl.PropagateNan.ALL)
+        x = tl.maximum(x, -top, propagate_nan=tl.PropagateNan.ALL)
         below = tl.floor(x)
         x = below + tl.where(random_uniform(index, before, between) < x - below, 1.0, 0.0)
     return (x + ROUNDER).to(tl.uint32, bitcast=True)
