@@ -4,8 +4,8 @@ A program has a tile of consecutive whole blocks in registers: it reads each inp
 end within a block, takes another branch, block by block: there the places of codes depend on the block's length, and a whole tile of them would take
 registers from all other programs.
 
-Shapes of a tile: [PER, ROWS, WIDTH] as codes lie: place within the byte, row, byte. So one thread has all codes of a byte, and packs them without asking others.
-Only rotations need it flat, [ROWS * BLOCK], in the part's order.
+Shapes of a tile: [PER, ROWS * WIDTH] as codes lie: place within the byte, byte of the tile. So one thread has all codes of a byte, and packs them without asking
+others. Only rotations need it flat, [ROWS * BLOCK], in the part's order.
 """
 
 # mypy: ignore-errors
@@ -63,14 +63,21 @@ def offsets_of(BITS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
     """The offsets of a tile's elements as their codes lie, where all of its blocks are whole."""
     per: tl.constexpr = 8 // BITS
     width: tl.constexpr = BLOCK // per
-    places, rows, bytes_ = tl.arange(0, per)[:, None, None], tl.arange(0, ROWS)[None, :, None], tl.arange(0, width)[None, None, :]
-    return rows * BLOCK + places * width + bytes_
+    place, byte = tl.arange(0, per)[:, None], tl.arange(0, ROWS * width)[None, :]
+    return byte // width * BLOCK + place * width + byte % width
+
+
+@triton.jit
+def spread(x, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """[1, ROWS * WIDTH] of what there is one of for each row."""
+    return tl.reshape(tl.broadcast_to(x[:, None], (ROWS, WIDTH)), (1, ROWS * WIDTH))
 
 
 @triton.jit
 def flat_of(x, BLOCK: tl.constexpr, ROWS: tl.constexpr):
     """The tile in the part's order."""
-    return tl.reshape(tl.permute(x, (1, 0, 2)), (ROWS * BLOCK,))
+    per: tl.constexpr = x.shape[0]
+    return tl.reshape(tl.permute(tl.reshape(x, (per, ROWS, BLOCK // per)), (1, 0, 2)), (ROWS * BLOCK,))
 
 
 @triton.jit
@@ -78,12 +85,10 @@ def _read_whole(payload, numel, start, top, least, VALUE: tl.constexpr, BITS: tl
     """The elements of a tile of whole blocks, as codes lie; of rotated blocks still rotated."""
     per: tl.constexpr = 8 // BITS
     width: tl.constexpr = BLOCK // per
-    rows = tl.arange(0, ROWS)
-    scales = tl.load(_scale_pointer(payload, start, BLOCK) + rows)
-    bytes_ = rows[None, :, None] * width + tl.arange(0, width)[None, None, :]
-    codes = tl.load(_code_pointer(payload, numel, start, BLOCK, BITS) + bytes_).to(tl.int32)
-    stored = (codes >> (tl.arange(0, per)[:, None, None] * BITS)) & ((1 << BITS) - 1)
-    return _value_of(stored, VALUE, BITS, top, least) * scales[None, :, None]
+    scales = tl.load(_scale_pointer(payload, start, BLOCK) + tl.arange(0, ROWS))
+    codes = tl.load(_code_pointer(payload, numel, start, BLOCK, BITS) + tl.arange(0, ROWS * width)[None, :]).to(tl.int32)
+    stored = (codes >> (tl.arange(0, per)[:, None] * BITS)) & ((1 << BITS) - 1)
+    return _value_of(stored, VALUE, BITS, top, least) * spread(scales, ROWS, width)
 
 
 @triton.jit
@@ -198,7 +203,7 @@ def _p_whole(
         per: tl.constexpr = 8 // BITS
         nonfinite = tl.max(magnitude_bits(p), axis=0) >= INFINITY_BITS
         turned = rotated(p, start + offsets)
-        return p, tl.permute(tl.reshape(turned, (ROWS, per, BLOCK // per)), (1, 0, 2)), nonfinite
+        return p, tl.reshape(tl.permute(tl.reshape(turned, (ROWS, per, BLOCK // per)), (1, 0, 2)), (per, ROWS * BLOCK // per)), nonfinite
     else:
         return p, p, False
 
@@ -220,7 +225,7 @@ def _p_last(
 def _places(rest, BITS: tl.constexpr, BLOCK: tl.constexpr):
     """Of a block that may be short: (offsets of elements as their codes lie, which of them the part has, which bytes of codes it has)."""
     per: tl.constexpr = 8 // BITS
-    place, byte = tl.arange(0, per)[:, None, None], tl.arange(0, BLOCK // per)[None, None, :]
+    place, byte = tl.arange(0, per)[:, None], tl.arange(0, BLOCK // per)[None, :]
     count = tl.minimum(rest, BLOCK).to(tl.int32)
     here = (count + (per - 1)) // per
     element = place * here + byte
@@ -233,14 +238,13 @@ def _store_codes(out, numel, start, stored, scale, byte_mask, BITS: tl.constexpr
     """Write a tile's scales and codes to the payload."""
     per: tl.constexpr = 8 // BITS
     width: tl.constexpr = BLOCK // per
-    rows = tl.arange(0, ROWS)
-    packed = tl.sum(stored << (tl.arange(0, per)[:, None, None] * BITS), axis=0).to(tl.uint8)
-    place = _code_pointer(out, numel, start, BLOCK, BITS) + rows[:, None] * width + tl.arange(0, width)[None, :]
-    tl.store(_scale_pointer(out, start, BLOCK) + rows, scale)
+    packed = tl.sum(stored << (tl.arange(0, per)[:, None] * BITS), axis=0).to(tl.uint8)
+    place = _code_pointer(out, numel, start, BLOCK, BITS) + tl.arange(0, ROWS * width)
+    tl.store(_scale_pointer(out, start, BLOCK) + tl.arange(0, ROWS), scale)
     if WHOLE:
         tl.store(place, packed)
     else:
-        tl.store(place, packed, mask=tl.reshape(byte_mask, (1, width)))
+        tl.store(place, packed, mask=tl.reshape(byte_mask, (width,)))
 
 
 @triton.jit
@@ -252,6 +256,7 @@ def write_tile(
     """Encode one tile of whole blocks, or (not WHOLE: ROWS is 1) a block that may be short. COUNT: payloads that are added first; 0: ``sources[0]`` are the
     elements. kept: None, or gets what is left out."""
     old = residual if residual is None else residual + start
+    width: tl.constexpr = BLOCK * BITS // 8
     if WHOLE:
         places = offsets_of(BITS, BLOCK, ROWS)
         valid, byte_mask = places >= 0, None
@@ -262,7 +267,7 @@ def write_tile(
         offsets = places
         p = _p_last(sources, divisor, old, rescale, numel, start, offsets, valid, top, least, COUNT, DIVIDES, VALUE, BITS, BLOCK)
         q, nonfinite = p, False
-    top_bits = tl.max(tl.max(magnitude_bits(q), axis=0), axis=1)
+    top_bits = tl.max(tl.reshape(tl.max(magnitude_bits(q), axis=0), (ROWS, width)), axis=1)
     if not (WHOLE and ROTATE):
         nonfinite = tl.max(top_bits, axis=0) >= INFINITY_BITS
     flag_nonfinite(status, nonfinite)
@@ -277,12 +282,12 @@ def write_tile(
     sent, scale, factor = _scales_of(top_bits, length, top, fixed, NORM, ROWS)
     index = first + start.to(tl.uint32) + places.to(tl.uint32)
     bias: tl.constexpr = (1 << (BITS - 1)) if BITS < 8 else 0
-    code = CODE(q, factor[None, :, None], top, least, index, before, between, RANDOM)
+    code = CODE(q, spread(factor, ROWS, width), top, least, index, before, between, RANDOM)
     stored = (code + bias) & ((1 << BITS) - 1)
-    stored = tl.where(sent[None, :, None] & valid, stored, bias).to(tl.int32)
+    stored = tl.where(spread(sent, ROWS, width) & valid, stored, bias).to(tl.int32)
     _store_codes(out, numel, start, stored, scale, byte_mask, BITS, BLOCK, ROWS, WHOLE)
     if kept is not None:
-        values = _value_of(stored, VALUE, BITS, top, least) * scale[None, :, None]
+        values = _value_of(stored, VALUE, BITS, top, least) * spread(scale, ROWS, width)
         if WHOLE:
             tl.store(kept + start + offsets, p - _turned_back(values, start, BLOCK, ROWS, ROTATE))
         else:
