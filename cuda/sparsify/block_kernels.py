@@ -17,6 +17,7 @@ from psgc.cuda.sparsify.scatter_kernels import combined
 
 INFINITY_BITS = tl.constexpr(0x7FF0000000000000)  # of float64
 MAGNITUDE = tl.constexpr(0x7FFFFFFFFFFFFFFF)
+TOGETHER = tl.constexpr(4)  # rows of lanes that are loaded before the first is needed
 
 
 @triton.jit
@@ -32,16 +33,29 @@ def squares_of(
     values, residual, divisor, factor, rescale, kept, unit, numel, block, run, runs, DIVIDES: tl.constexpr, UNITS: tl.constexpr
 ):  # fmt: skip
     """The sum of squares of each unit, float64: a run of up to ``run`` elements, of which a block has ``runs``. kept: None, or becomes p."""
-    start = unit // runs * block + unit % runs * run
-    end = tl.minimum(tl.minimum(start + run, (unit // runs + 1) * block), numel.to(tl.int64))
-    lane = tl.arange(0, 8)
+    first = unit // runs * block + unit % runs * run
+    end = tl.minimum(tl.minimum(first + run, (unit // runs + 1) * block), numel.to(tl.int64))
+    start = tl.min(first, 0)
+    size = tl.maximum(end - first, 0).to(tl.int32)
+    offset = (first - start).to(tl.int32)[:, None] + tl.arange(0, 8)[None, :]
+    old = residual if residual is None else residual + start
+    left = kept if kept is None else kept + start
     lanes = tl.zeros((UNITS, 8), tl.float64)
-    for row in range(tl.cdiv(run, 8)):
-        at = start[:, None] + row * 8 + lane[None, :]
-        live = at < end[:, None]
-        p = p_at(values, residual, at, live, divisor, factor, rescale, DIVIDES)
-        if kept is not None:
-            tl.store(kept + at, p, mask=live)
+    whole = tl.min(size, 0) // (8 * TOGETHER) * (8 * TOGETHER)
+    for row in range(0, whole, 8 * TOGETHER):
+        for next_row in tl.static_range(0, 8 * TOGETHER, 8):
+            at = offset + (row + next_row)
+            p = p_at(values + start, old, at, None, divisor, factor, rescale, DIVIDES, True)
+            if left is not None:
+                tl.store(left + at, p)
+            x = p.to(tl.float64)
+            lanes += x * x
+    for row in range(whole, tl.max(size, 0), 8):
+        at = offset + row
+        live = (row + tl.arange(0, 8))[None, :] < size[:, None]
+        p = p_at(values + start, old, at, live, divisor, factor, rescale, DIVIDES)
+        if left is not None:
+            tl.store(left + at, p, mask=live)
         x = p.to(tl.float64)
         lanes += x * x
     return halved_rows(lanes, UNITS, 8, 3)
@@ -49,12 +63,21 @@ def squares_of(
 
 @triton.jit(do_not_specialize=["numel", "block", "run", "runs", "units", "divisor"])
 def squares_kernel(
-    values, residual, divisor, factor, rescale, kept, squares, numel, block, run, runs, units, DIVIDES: tl.constexpr, UNITS: tl.constexpr
+    values, residual, divisor, factor, rescale, kept, squares, keys, status, numel, block, run, runs, units, DIVIDES: tl.constexpr, UNITS: tl.constexpr
 ):
-    """squares (float64) <- those of the units; see `squares_of`."""
+    """squares (float64) <- those of the units; see `squares_of`. keys: None, or, where blocks have one run, becomes their keys, and NaN and infinity are flagged."""
     unit = tl.program_id(0).to(tl.int64) * UNITS + tl.arange(0, UNITS)
     found = squares_of(values, residual, divisor, factor, rescale, kept, unit, numel, block, run, runs, DIVIDES, UNITS)
-    tl.store(squares + unit, found, mask=unit < units)
+    if keys is None:
+        tl.store(squares + unit, found, mask=unit < units)
+    else:
+        store_keys(keys, status, unit, found.to(tl.int64, bitcast=True) & MAGNITUDE, units)
+
+
+@triton.jit
+def store_keys(keys, status, number, key, blocks):
+    tl.store(keys + number, key, mask=number < blocks)
+    tl.store(status, tl.full((), 1, tl.int64), mask=tl.max(key, 0) >= INFINITY_BITS)
 
 
 @triton.jit
@@ -71,8 +94,7 @@ def keys_kernel(squares, keys, status, runs, blocks, RUNS: tl.constexpr, ROWS: t
     """keys (int64) <- those of the blocks; flag NaN and infinity."""
     number = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     key = keys_of(squares, number, runs, blocks, RUNS, ROWS, STEPS)
-    tl.store(keys + number, key, mask=number < blocks)
-    tl.store(status, tl.full((), 1, tl.int64), mask=tl.max(key, 0) >= INFINITY_BITS)
+    store_keys(keys, status, number, key, blocks)
 
 
 @triton.jit(do_not_specialize=["numel", "block", "tiles", "count", "blocks", "divisor"])

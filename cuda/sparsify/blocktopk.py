@@ -17,7 +17,7 @@ from psgc.cuda.sparsify.block_kernels import apply_blocks_kernel, keys_kernel, s
 from psgc.cuda.sparsify.gaps import SCAN, pack, packing_plan, unpack, unpacking_plan
 from psgc.cuda.sparsify.many.blocktopk_kernels import blocktopk_many_kernel
 from psgc.cuda.sparsify.select_kernels import CHOSEN
-from psgc.cuda.sparsify.selection import NO_GUESS, Source, choose_largest, clear, emit, selection_plan
+from psgc.cuda.sparsify.selection import NO_GUESS, Source, clear, emit, rank_keys, selection_plan
 from psgc.cuda.sparsify.sparse import MANY_TILE, ONE_PROGRAM_ELEMENTS, GapsDevice
 from psgc.device.codec import Decoding, DeviceStream, Encoding
 
@@ -80,17 +80,19 @@ class BlockTopKDevice(GapsDevice):
         kept: torch.Tensor | None,
     ) -> None:  # fmt: skip
         block, (count, blocks) = self._blocktopk.block, self._blocktopk.blocks(numel)
-        arrays = cut(plan := self._plan(numel), given_scratch(self.codec, plan, scratch))
+        memory = given_scratch(self.codec, plan := self._plan(numel), scratch)
+        arrays = cut(plan, memory)
         units, keys, state = blocks * self._runs, arrays["keys"], arrays["state"]
-        clear(arrays)
+        clear(memory)
         launch(
-            squares_kernel, -(-units // UNITS), *source.arguments, kept, arrays["squares"], numel, block, min(block, LEAF), self._runs, units,
-            UNITS=UNITS, **source.constants,
+            squares_kernel, -(-units // UNITS), *source.arguments, kept, arrays["squares"], keys if self._runs == 1 else None, status, numel, block,
+            min(block, LEAF), self._runs, units, UNITS=UNITS, **source.constants,
         )  # fmt: skip
-        launch(keys_kernel, -(-blocks // ROWS), arrays["squares"], keys, status, self._runs, blocks, ROWS=ROWS, **self._summing)
+        if self._runs > 1:
+            launch(keys_kernel, -(-blocks // ROWS), arrays["squares"], keys, status, self._runs, blocks, ROWS=ROWS, **self._summing)
         keyed = Source(keys, keyed=True)
-        choose_largest(keyed, blocks, count, NO_GUESS, KEY_BITS, arrays)
-        emit(keyed, blocks, count, NO_GUESS, arrays, None, None)
+        rank_keys(keyed, blocks, count, NO_GUESS, KEY_BITS, False, arrays)
+        emit(keyed, blocks, count, NO_GUESS, KEY_BITS, arrays, None, None)
         pack(arrays, out, status, 0, 0, blocks, SCAN)
         tiles = -(-block // TILE)
         launch(

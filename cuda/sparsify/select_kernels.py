@@ -17,7 +17,7 @@ LIMIT: tl.constexpr = tl.constexpr(2)
 LEVEL: tl.constexpr = tl.constexpr(3)
 CHOSEN: tl.constexpr = tl.constexpr(4)
 DENSE: tl.constexpr = tl.constexpr(5)
-_INTEGERS = ["numel", "size", "log_size", "rank", "count", "need", "room", "blocks", "wanted", "divisor", "least"]
+_INTEGERS = ["numel", "size", "log_size", "rank", "need", "room", "blocks", "wanted", "divisor", "least"]
 
 
 @triton.jit
@@ -68,15 +68,17 @@ def sample_places(j, size, log_size, numel):
 
 @triton.jit(do_not_specialize=_INTEGERS)
 def sample_kernel(
-    values, residual, divisor, factor, rescale, keys, numel, size, log_size,
-    DIVIDES: tl.constexpr, TILE: tl.constexpr,
+    values, residual, divisor, factor, rescale, keys, histograms, numel, size, log_size,
+    KEY_BITS: tl.constexpr, DIVIDES: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """keys (int64 [size]) <- magnitudes of the sample."""
+    """keys (int64 [size]) <- magnitudes of the sample; add their first digits to the first histogram."""
     j = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     live = j < size
     place = sample_places(j, size, log_size, numel)
-    p = p_at(values, residual, place, live, divisor, factor, rescale, DIVIDES)
-    tl.store(keys + j, magnitude_bits(p).to(tl.int64), mask=live)
+    key = magnitude_bits(p_at(values, residual, place, live, divisor, factor, rescale, DIVIDES))
+    tl.store(keys + j, key.to(tl.int64), mask=live)
+    counts = tl.histogram(key >> (KEY_BITS - 8), 256, mask=live)
+    tl.atomic_add(histograms + tl.arange(0, 256), counts, mask=counts > 0)
 
 
 @triton.jit(do_not_specialize=_INTEGERS)
@@ -113,55 +115,102 @@ def floor_kernel(histograms, state, rank, least, LEVELS: tl.constexpr, KEY_BITS:
 
 
 @triton.jit(do_not_specialize=_INTEGERS)
-def collect_kernel(
-    values, residual, divisor, factor, rescale, state, status, places, found, starts, sizes, p_out,
-    numel, room,
+def mark_kernel(
+    values, residual, divisor, factor, rescale, state, status, marks, sizes, p_out, numel,
     DIVIDES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Append the block's elements that reach the floor to the candidates, where there is room; flag NaN and infinity; p_out <- p, unless it is None."""
+    """Mark the block's elements that reach the floor, a bit each, and count them; flag NaN and infinity; p_out <- p, unless it is None. marks: None if no
+    candidates are looked for."""
     block = tl.program_id(0).to(tl.int64)
-    at = block * BLOCK + tl.arange(0, BLOCK)
-    live = at < numel
+    at = tl.arange(0, BLOCK)
+    live = at < numel - block * BLOCK
     p = p_of_tile(values, residual, block * BLOCK, numel, divisor, factor, rescale, DIVIDES, BLOCK)
     if p_out is not None:
-        tl.store(p_out + at, p, mask=live)
+        tl.store(p_out + block * BLOCK + at, p, mask=live)
     key = magnitude_bits(p)
     tl.store(status, tl.full((), 1, tl.int64), mask=tl.max(key, 0) >= INFINITY_BITS)
-    reaches = live & (key >= tl.load(state + FLOOR).to(tl.int32))
-    selected = reaches.to(tl.int32)
-    order = tl.cumsum(selected, 0)
-    size = tl.sum(selected, 0)
-    start = tl.atomic_add(state + FOUND, size.to(tl.int64))
-    fits = reaches & (start + size <= room)
-    tl.store(places + start + order - 1, at.to(tl.int32), mask=fits)
-    tl.store(found + start + order - 1, p, mask=fits)
-    tl.store(starts + block, start)
-    tl.store(sizes + block, size)
+    if marks is not None:
+        reaches = (live & (key >= tl.load(state + FLOOR).to(tl.int32))).to(tl.int32)
+        bits = tl.sum(tl.reshape(reaches, (BLOCK // 8, 8)) << tl.arange(0, 8)[None, :], 1)
+        tl.store(marks + block * (BLOCK // 8) + tl.arange(0, BLOCK // 8), bits.to(tl.uint8))
+        tl.store(sizes + block, tl.sum(reaches, 0))
 
 
 @triton.jit(do_not_specialize=_INTEGERS)
-def rank_kernel(histograms, state, rank, need, room, KEY_BITS: tl.constexpr, SAMPLED: tl.constexpr):
-    """What is chosen: the keys down to that of this rank. SAMPLED: all candidates, unless there were too many."""
-    key, _ = descend(histograms, rank, (KEY_BITS + 7) // 8, KEY_BITS)
-    limit, level = key, key
-    if SAMPLED:
-        floor, whole = tl.load(state + FLOOR), reads_whole(state, need, room)
-        limit, level = tl.where(whole, key, floor - 1), tl.where(whole, key, floor)
-    tl.store(state + LIMIT, limit)
-    tl.store(state + LEVEL, level)
+def place_kernel(sizes, state, blocks, CHUNK: tl.constexpr):
+    """sizes <- where each block's candidates begin among all."""
+    total = tl.zeros((), tl.int32)
+    for first in range(0, blocks, CHUNK):
+        number = first + tl.arange(0, CHUNK)
+        size = tl.load(sizes + number, mask=number < blocks, other=0)
+        tl.store(sizes + number, total + tl.cumsum(size, 0) - size, mask=number < blocks)
+        total += tl.sum(size, 0)
+    tl.store(state + FOUND, total.to(tl.int64))
+
+
+@triton.jit
+def ones_in(byte):
+    """How many bits of each number of eight bits are 1."""
+    pairs = byte - ((byte >> 1) & 0x55)
+    fours = (pairs & 0x33) + ((pairs >> 2) & 0x33)
+    return (fours + (fours >> 4)) & 15
+
+
+@triton.jit(do_not_specialize=_INTEGERS)
+def gather_kernel(
+    values, residual, divisor, factor, rescale, state, marks, starts, places, found, numel, need, room,
+    DIVIDES: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """Append the marked elements of ``BLOCKS`` blocks to the candidates, in order, if these are of use."""
+    if reads_whole(state, need, room) == 0:
+        block = tl.program_id(0).to(tl.int64) * BLOCKS
+        start = block * BLOCK
+        old = residual if residual is None else residual + start
+        byte = tl.arange(0, BLOCKS * BLOCK // 8)
+        marked = tl.cdiv(numel - start, BLOCK) * (BLOCK // 8)  # bytes from here on
+        left = tl.load(marks + block * (BLOCK // 8) + byte, mask=byte < marked, other=0).to(tl.int32)
+        size = ones_in(left)
+        to = tl.load(starts + block) + tl.cumsum(size, 0) - size
+        for _ in range(tl.max(size, 0)):
+            live = left != 0
+            at = byte * 8 + ones_in((left & -left) - 1)
+            tl.store(places + to, (start + at).to(tl.int32), mask=live)
+            tl.store(found + to, p_at(values + start, old, at, live, divisor, factor, rescale, DIVIDES), mask=live)
+            left = left & (left - 1)
+            to += 1
+
+
+@triton.jit
+def span(state, numel, whole, TILE: tl.constexpr):
+    """Of the whole part or the candidates: the first that this program looks at, and the one after its last."""
+    count = tl.where(whole, numel.to(tl.int64), tl.load(state + FOUND))
+    tiles = tl.cdiv(count, TILE)
+    step = tl.cdiv(tiles, tl.num_programs(0)) * TILE
+    start = tl.program_id(0).to(tl.int64) * step
+    return start, tl.minimum(start + step, count)
 
 
 @triton.jit(do_not_specialize=_INTEGERS)
 def tally_kernel(
-    values, residual, divisor, factor, rescale, found, state, starts, sizes, above, level,
-    numel, need, room,
-    KEYED: tl.constexpr, DIVIDES: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
+    values, residual, divisor, factor, rescale, found, state, histograms, above, level, numel, rank, need, room,
+    RANKS: tl.constexpr, SAMPLED: tl.constexpr, KEY_BITS: tl.constexpr, KEYED: tl.constexpr, DIVIDES: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """How many of the block's keys are above the limit, and how many others reach the level."""
-    block = tl.program_id(0).to(tl.int64)
+    """How many of the program's keys are above the limit, and how many others reach the level.
+
+    RANKS: what is chosen are the keys down to that of this rank, or (SAMPLED) all candidates, unless there were too many; else the state says it."""
     whole = reads_whole(state, need, room)
-    start, end = span(starts, sizes, block, numel, whole, BLOCK)
-    limit, least = tl.load(state + LIMIT), tl.load(state + LEVEL)
+    if RANKS:
+        limit, _ignored = descend(histograms, rank, (KEY_BITS + 7) // 8, KEY_BITS)
+        least = limit
+        if SAMPLED:
+            floor = tl.load(state + FLOOR)
+            least = tl.where(whole, limit, floor)
+            limit = tl.where(whole, limit, floor - 1)
+        tl.store(state + LIMIT, limit, mask=tl.program_id(0) == 0)
+        tl.store(state + LEVEL, least, mask=tl.program_id(0) == 0)
+    else:
+        limit, least = tl.load(state + LIMIT), tl.load(state + LEVEL)
+    start, end = span(state, numel, whole, TILE)
     over, equal = tl.zeros((TILE,), tl.int32), tl.zeros((TILE,), tl.int32)
     for first in range(start, end, TILE):
         at = first + tl.arange(0, TILE).to(tl.int64)
@@ -169,55 +218,29 @@ def tally_kernel(
         key, _values = keys_at(values, residual, found, at, live, whole, divisor, factor, rescale, KEYED, DIVIDES)
         over += (live & (key > limit)).to(tl.int32)
         equal += (live & (key <= limit) & (key >= least)).to(tl.int32)
-    tl.store(above + block, tl.sum(over, 0))
-    tl.store(level + block, tl.sum(equal, 0))
-
-
-@triton.jit
-def span(starts, sizes, block, numel, whole, BLOCK: tl.constexpr):
-    """Where the block's elements, or its candidates, begin and end."""
-    first = tl.load(starts + block, mask=whole == 0, other=0)
-    size = tl.load(sizes + block, mask=whole == 0, other=0).to(tl.int64)
-    end = tl.minimum((block + 1) * BLOCK, numel.to(tl.int64))
-    return tl.where(whole, block * BLOCK, first), tl.where(whole, end, first + size)
-
-
-@triton.jit(do_not_specialize=_INTEGERS)
-def arrange_kernel(above, level, starts_out, state, blocks, wanted, CHUNK: tl.constexpr):
-    """Where each block's chosen elements begin among all, in ``starts_out``; ``level`` <- how many keys of the level it may send."""
-    total = tl.zeros((CHUNK,), tl.int64)
-    for first in range(0, blocks, CHUNK):
-        number = first + tl.arange(0, CHUNK)
-        total += tl.load(above + number, mask=number < blocks, other=0).to(tl.int64)
-    rest = tl.maximum(wanted.to(tl.int64) - tl.sum(total, 0), 0)
-    chosen = tl.zeros((), tl.int64)
-    for first in range(0, blocks, CHUNK):
-        number = first + tl.arange(0, CHUNK)
-        live = number < blocks
-        over = tl.load(above + number, mask=live, other=0).to(tl.int64)
-        equal = tl.load(level + number, mask=live, other=0).to(tl.int64)
-        before = tl.cumsum(equal, 0) - equal
-        allowed = tl.minimum(tl.maximum(rest - before, 0), equal)
-        tl.store(level + number, allowed.to(tl.int32), mask=live)
-        sent = over + allowed
-        tl.store(starts_out + number, chosen + tl.cumsum(sent, 0) - sent, mask=live)
-        chosen += tl.sum(sent, 0)
-        rest -= tl.sum(allowed, 0)
-    tl.store(state + CHOSEN, chosen)
+    tl.store(above + tl.program_id(0), tl.sum(over, 0))
+    tl.store(level + tl.program_id(0), tl.sum(equal, 0))
 
 
 @triton.jit(do_not_specialize=_INTEGERS)
 def emit_kernel(
-    values, residual, divisor, factor, rescale, places, found, state, starts, sizes, allowed, targets,
-    indices, sent, kept, numel, need, room,
-    KEYED: tl.constexpr, DIVIDES: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
+    values, residual, divisor, factor, rescale, places, found, state, above, level, indices, sent, kept, numel, wanted, need, room,
+    KEYED: tl.constexpr, DIVIDES: tl.constexpr, PROGRAMS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Write the block's chosen places to ``indices`` and their values to ``sent``, in order. kept: None, or p, which loses them."""
-    block = tl.program_id(0).to(tl.int64)
+    """Write the program's chosen places to ``indices`` and their values to ``sent``, in order: all that are above the limit, and of those that reach the level
+    the first, up to ``wanted``. kept: None, or p, which loses them. PROGRAMS: more than there are."""
+    program, number = tl.program_id(0), tl.arange(0, PROGRAMS)
+    over = tl.load(above + number, mask=number < tl.num_programs(0), other=0)
+    others = tl.load(level + number, mask=number < tl.num_programs(0), other=0)
+    most = tl.maximum(wanted - tl.sum(over, 0), 0)  # that may be sent of those that reach the level
+    before = tl.sum(tl.where(number < program, others, 0), 0)
+    target = (tl.sum(tl.where(number < program, over, 0), 0) + tl.minimum(before, most)).to(tl.int64)
+    rest = most - before
+    chosen_in_all = tl.sum(over, 0) + tl.minimum(tl.sum(others, 0), most)
+    tl.store(state + CHOSEN, chosen_in_all.to(tl.int64), mask=program == 0)
     whole = reads_whole(state, need, room)
-    start, end = span(starts, sizes, block, numel, whole, BLOCK)
+    start, end = span(state, numel, whole, TILE)
     limit, least = tl.load(state + LIMIT), tl.load(state + LEVEL)
-    target, rest = tl.load(targets + block), tl.load(allowed + block)
     for first in range(start, end, TILE):
         at = first + tl.arange(0, TILE).to(tl.int64)
         live = at < end

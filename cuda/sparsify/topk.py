@@ -32,11 +32,11 @@ from psgc.cuda.sparsify.selection import (
     SAMPLE_LEVELS,
     Guess,
     Source,
-    choose_largest,
     clear,
     emit,
     find_candidates,
     guess,
+    rank_keys,
     selection_plan,
 )
 from psgc.cuda.sparsify.sparse import MANY_TILE, ONE_PROGRAM_ELEMENTS, GapsDevice
@@ -87,16 +87,18 @@ class TopKDevice(GapsDevice):
     ) -> None:  # fmt: skip
         codec = self._stage(stream, numel)
         plan, guessed, k = self._plan(codec, numel), guess_for(codec, numel), codec.count(numel)
-        arrays = cut(plan, given_scratch(codec, plan, scratch))
+        memory = given_scratch(codec, plan, scratch)
+        arrays = cut(plan, memory)
         values = out[: out.numel() // 4 * 4].view(torch.float32)
-        clear(arrays)
+        clear(memory)
         levels = -(-KEY_BITS // 8) if codec.select == "sampled" else SAMPLE_LEVELS
         find_candidates(source, numel, guessed, levels, arrays, status, kept)
-        if codec.select == "mstopk" and k < numel:
+        sampled, bisects = codec.select == "sampled", codec.select == "mstopk" and k < numel
+        if bisects:
             bisection.choose(source, numel, k, guessed, arrays)
         else:
-            choose_largest(source, numel, k, guessed, KEY_BITS, arrays, sampled=codec.select == "sampled")
-        emit(source, numel, k, guessed, arrays, values[1:], kept)
+            rank_keys(source, numel, k, guessed, KEY_BITS, sampled, arrays)
+        emit(source, numel, k, guessed, KEY_BITS, arrays, values[1:], kept, ranks=not bisects, sampled=sampled)
         pack(arrays, out, status, 4, 4, numel, CLOSE)
         if 2 * codec.most(numel) > numel:
             launch(
