@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Final, TypeAlias
 
@@ -22,9 +21,12 @@ def planned_bytes(plan: Plan) -> int:
 
 def cut(plan: Plan, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
     """The plan's arrays in a uint8 buffer, in order."""
+    whole = buffer[: planned_bytes(plan)]
+    views = {dtype: whole.view(dtype) for dtype, _ in plan.values()}
     arrays, place = {}, 0
     for name, (dtype, count) in plan.items():
-        arrays[name] = buffer[place : place + count * dtype.itemsize].view(dtype)
+        first = place // dtype.itemsize
+        arrays[name] = views[dtype][first : first + count]
         place += _room(dtype, count)
     return arrays
 
@@ -34,14 +36,12 @@ def allocated(plan: Plan, device: torch.device) -> dict[str, torch.Tensor]:
     return cut(plan, torch.empty(planned_bytes(plan), dtype=torch.uint8, device=device))
 
 
-def given_scratch(codec: Codec, plan: Plan, scratch: torch.Tensor | None) -> torch.Tensor:
-    """The scratch that an operation was given. Raises CodecError if it is too short for the plan."""
-    if scratch is None or scratch.numel() < planned_bytes(plan):
-        raise CodecError(
-            f"codec {codec.name}: scratch has {0 if scratch is None else scratch.numel()} bytes; {planned_bytes(plan)} expected"
-        )
+def given_scratch(codec: Codec, needed: int, scratch: torch.Tensor | None) -> torch.Tensor:
+    """The scratch that an operation was given. Raises CodecError if it has fewer bytes than needed."""
+    if scratch is None or scratch.numel() < needed:
+        raise CodecError(f"codec {codec.name}: scratch has {0 if scratch is None else scratch.numel()} bytes; {needed} expected")
     return scratch
 
 
 def _room(dtype: torch.dtype, count: int) -> int:
-    return math.ceil(count * dtype.itemsize / ALIGNMENT) * ALIGNMENT
+    return -(-count * dtype.itemsize // ALIGNMENT) * ALIGNMENT

@@ -179,7 +179,7 @@ class TorchOps(Ops):
         if self._streams is None:
             first, before, between = stream_position(stream, lo)
             return self._f32(uniform(int(first), count, before, between, self.device))
-        words = on_device(self.device, torch.tensor([stream_position(each, lo) for each in self._streams], dtype=torch.int64))
+        words = on_device(self.device, [number for each in self._streams for number in stream_position(each, lo)]).view(-1, 3)
         return self._f32(uniform_rows(words, count))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Final
 
@@ -12,7 +13,7 @@ from psgc.codecs.codec import Codec, Stream
 from psgc.codecs.common.sums import LEAF
 from psgc.cuda.common.launching import TRITON_DTYPES, launch, rescaling
 from psgc.cuda.common.many import ReadingTables, Tables
-from psgc.cuda.common.scratch import Plan, allocated, cut, given_scratch
+from psgc.cuda.common.scratch import Plan, allocated, cut, given_scratch, planned_bytes
 from psgc.cuda.sparsify.block_kernels import apply_blocks_kernel, keys_kernel, squares_kernel, write_blocks_kernel
 from psgc.cuda.sparsify.gaps import SCAN, pack, packing_plan, unpack, unpacking_plan
 from psgc.cuda.sparsify.many.blocktopk_kernels import blocktopk_many_kernel
@@ -35,6 +36,7 @@ class BlockTopKDevice(GapsDevice):
         assert isinstance(codec, BlockTopKCodec)
         super().__init__(codec)
         self._blocktopk = codec
+        self._work = functools.lru_cache(1024)(self._planned)
         self._readings = ReadingTables(codec, lambda numel: 1, lambda numel: codec.blocks(numel)[:1])
         self._tables = Tables(codec, lambda numel: 1, None, codec.blocks)
 
@@ -44,7 +46,7 @@ class BlockTopKDevice(GapsDevice):
             if item.grad.numel() > ONE_PROGRAM_ELEMENTS:
                 super().encode_many((item,))
             else:
-                given_scratch(self.codec, self._plan(item.grad.numel()), item.scratch)
+                given_scratch(self.codec, self._work(item.grad.numel())[1], item.scratch)
                 small.append(item)
         for batch in self._tables.batches(small):
             block = self._blocktopk.block
@@ -58,12 +60,14 @@ class BlockTopKDevice(GapsDevice):
         self._use_many(items, ONE_PROGRAM_ELEMENTS, self._blocktopk.block)
 
     def _plans(self, numel: int) -> Sequence[Plan]:
-        return (self._plan(numel),)
+        return (self._work(numel)[0],)
 
-    def _plan(self, numel: int) -> Plan:
+    def _planned(self, numel: int) -> tuple[Plan, int]:
+        """What encoding a part takes, and its bytes."""
         count, blocks = self._blocktopk.blocks(numel)
         own = {"keys": (torch.int64, blocks), "squares": (torch.float64, blocks * self._runs)}
-        return {**selection_plan(blocks, NO_GUESS), **packing_plan(count), **own}
+        plan = {**selection_plan(blocks, NO_GUESS), **packing_plan(count), **own}
+        return plan, planned_bytes(plan)
 
     @property
     def _runs(self) -> int:
@@ -80,7 +84,8 @@ class BlockTopKDevice(GapsDevice):
         kept: torch.Tensor | None,
     ) -> None:  # fmt: skip
         block, (count, blocks) = self._blocktopk.block, self._blocktopk.blocks(numel)
-        memory = given_scratch(self.codec, plan := self._plan(numel), scratch)
+        plan, nbytes = self._work(numel)
+        memory = given_scratch(self.codec, nbytes, scratch)
         arrays = cut(plan, memory)
         units, keys, state = blocks * self._runs, arrays["keys"], arrays["state"]
         clear(memory)

@@ -6,8 +6,10 @@ A payload's length is known on the device alone, before the end of ``finish`` an
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
@@ -16,7 +18,7 @@ from psgc.codecs.sparsify.largest import MOST_OVER, sample_size, sampled_rank
 from psgc.codecs.topk import TopKCodec
 from psgc.cuda.common.launching import TRITON_DTYPES, launch, rescaling
 from psgc.cuda.common.many import ReadingTables, Tables
-from psgc.cuda.common.scratch import Plan, allocated, cut, given_scratch
+from psgc.cuda.common.scratch import Plan, allocated, cut, given_scratch, planned_bytes
 from psgc.cuda.sparsify import bisection
 from psgc.cuda.sparsify.gaps import CLOSE, OPEN, pack, packing_plan, unpack, unpacking_plan
 from psgc.cuda.sparsify.many.topk_kernels import topk_many_kernel
@@ -52,6 +54,7 @@ class TopKDevice(GapsDevice):
         super().__init__(codec)
         self._topk = codec
         self._readings = ReadingTables(codec, lambda numel: 1)
+        self._work = functools.lru_cache(1024)(_work)
         self._tables = {stage.canonical: Tables(codec, lambda numel: 1, None, partial(_numbers, stage)) for stage in (codec, *codec.stages)}
 
     def encode_many(self, items: Sequence[Encoding]) -> None:
@@ -65,7 +68,7 @@ class TopKDevice(GapsDevice):
                 stages.setdefault(stage.canonical, (stage, []))[1].append(item)
         for stage, small in stages.values():
             for item in small:
-                given_scratch(stage, self._plan(stage, item.grad.numel()), item.scratch)
+                given_scratch(stage, self._work(stage, item.grad.numel()).nbytes, item.scratch)
             for batch in self._tables[stage.canonical].batches(small):
                 launch(
                     topk_many_kernel, len(batch.table), batch.table, batch.numbers, *rescaling(batch.rescale), num_warps=8,
@@ -76,18 +79,15 @@ class TopKDevice(GapsDevice):
         self._use_many(items, ONE_PROGRAM_ELEMENTS, 0)
 
     def _plans(self, numel: int) -> Sequence[Plan]:
-        return [self._plan(stage, numel) for stage in (self._topk, *self._topk.stages)]
-
-    def _plan(self, codec: TopKCodec, numel: int) -> Plan:
-        return {**selection_plan(numel, guess_for(codec, numel)), **packing_plan(codec.most(numel)), **bisection.plan(codec, numel)}
+        return [self._work(stage, numel).plan for stage in (self._topk, *self._topk.stages)]
 
     def _launch_write(
         self, source: Source, numel: int, stream: Stream | DeviceStream, out: torch.Tensor, status: torch.Tensor, scratch: torch.Tensor | None,
         kept: torch.Tensor | None,
     ) -> None:  # fmt: skip
         codec = self._stage(stream, numel)
-        plan, guessed, k = self._plan(codec, numel), guess_for(codec, numel), codec.count(numel)
-        memory = given_scratch(codec, plan, scratch)
+        plan, nbytes, guessed, k, most = self._work(codec, numel)
+        memory = given_scratch(codec, nbytes, scratch)
         arrays = cut(plan, memory)
         values = out[: out.numel() // 4 * 4].view(torch.float32)
         clear(memory)
@@ -100,7 +100,7 @@ class TopKDevice(GapsDevice):
             rank_keys(source, numel, k, guessed, KEY_BITS, sampled, arrays)
         emit(source, numel, k, guessed, KEY_BITS, arrays, values[1:], kept, ranks=not bisects, sampled=sampled)
         pack(arrays, out, status, 4, 4, numel, CLOSE)
-        if 2 * codec.most(numel) > numel:
+        if 2 * most > numel:
             launch(
                 write_everything_kernel, -(-numel // TILE), *source.arguments, values, arrays["state"], kept, numel, TILE=TILE, **source.constants
             )  # fmt: skip
@@ -123,6 +123,22 @@ class TopKDevice(GapsDevice):
         launch(scatter_kernel, -(-most // TILE), values, arrays["places"], arrays["totals"], arrays["state"], out, MODE=mode, TILE=TILE)
         if 2 * most > numel:
             launch(everything_kernel, -(-numel // TILE), values, arrays["state"], out, numel, MODE=mode, TILE=TILE)
+
+
+class Work(NamedTuple):
+    """What encoding a part takes, by its length alone. most: elements of a payload, at most."""
+
+    plan: Plan
+    nbytes: int
+    guessed: Guess
+    k: int
+    most: int
+
+
+def _work(codec: TopKCodec, numel: int) -> Work:
+    guessed, most = guess_for(codec, numel), codec.most(numel)
+    plan = {**selection_plan(numel, guessed), **packing_plan(most), **bisection.plan(codec, numel)}
+    return Work(plan, planned_bytes(plan), guessed, codec.count(numel), most)
 
 
 def guess_for(codec: TopKCodec, numel: int) -> Guess:

@@ -39,6 +39,10 @@ class Kernel:
     function = packed_metadata = None
     def launch_metadata(self, *arguments): return None
     def run(self, *arguments): launches.append(1)
+    def __getitem__(self, grid):  # what it has been found by before
+        launches.append(1)
+        found.append(self)
+        return lambda *arguments: passed.append(arguments)
 
 def compiled(self, key, *rest):
     fresh.append(self.__name__)
@@ -47,7 +51,7 @@ def compiled(self, key, *rest):
 
 driver.set_active(Driver())
 JITFunction._do_compile = compiled
-fresh, launches = [], []
+fresh, launches, found, passed = [], [], [], []
 from psgc.codecs.codec import Stream
 from tests.cuda import tour
 tour.TEXTS, tour.SCHEMES = TEXTS, SCHEMES
@@ -77,6 +81,43 @@ for text in names:
 print(sorted(set(fresh)))
 """
 )
+FINDS = (
+    LAUNCHES.split("tour.TEXTS", maxsplit=1)[0]
+    + """
+from psgc.cuda.common import launching
+
+def compare(kernel, programs, arguments, constants, num_warps):
+    wanted.append(kernel[(programs,)](*arguments, num_warps=num_warps, **launching.SETTINGS, **constants))
+
+def check(*arguments):
+    found.clear(), wanted.clear()
+    launching.launch(*arguments[:2], *arguments[2:-1], **arguments[-1])
+    return not found or found[0] is wanted[0]
+
+wanted = []
+launching.observers.append(compare)
+for numel in (20000, 20001):  # the second time all of them are found
+    tour.NUMEL, tour.TEXTS, tour.SCHEMES = numel, TEXTS, SCHEMES
+    found.clear(), wanted.clear()
+    tour.tour()
+    last = iter(wanted)
+    print(len(found) > 100, all(any(kernel is one for one in last) for kernel in found))  # in order
+from psgc.cuda.sparsify.scatter_kernels import correct_kernel
+x, wrong = torch.zeros(4000), 0
+rests = [(None, 0.5), (torch.ones(1), 0.0)]
+for values in (x, x[1:], x[4:], x.bfloat16(), x.half()[1:]):
+    for out in (x, x[3:]):
+        for divisor in (1, 16, 2**31 - 1, 2**31, 3):
+            for residual in (None, x, x[1:]):
+                for at, rescale in rests:
+                    for tile in (1024, 2048):
+                        for _ in range(2):
+                            wrong += not check(correct_kernel, 1, values, residual, divisor, at, rescale, out, 7, {"DIVIDES": divisor != 1, "TILE": tile})
+print(wrong)
+arguments = passed[-1]
+print(arguments[0] == values.data_ptr(), arguments[5] == out.data_ptr(), arguments[6:])
+"""
+)
 COMPILES = """
 import logging
 logging.basicConfig(format="%(message)s")
@@ -100,6 +141,11 @@ def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
 def test_other_lengths_steps_and_seeds_compile_nothing_anew() -> None:
     done = run(f"TEXTS, SCHEMES = {TEXTS!r}, {SCHEMES!r}\n{LAUNCHES}")
     assert done.stdout.splitlines() == ["True True", "[]"]
+
+
+def test_a_launch_finds_the_compiled_kernel_that_triton_would_choose() -> None:
+    done = run(f"TEXTS, SCHEMES = {TEXTS!r}, {SCHEMES!r}\n{FINDS}")
+    assert done.stdout.splitlines() == ["True True", "True True", "0", "True True (7, True, 2048)"]
 
 
 def test_psgc_warm_reaches_kernels_of_every_codec_and_scheme_and_other_lengths_then_compile_nothing() -> None:

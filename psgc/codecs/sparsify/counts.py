@@ -5,7 +5,6 @@ Owns the text of k and what parts can be counted; knows neither payloads nor how
 
 from __future__ import annotations
 
-import math
 from decimal import Decimal
 from fractions import Fraction
 from typing import Final
@@ -19,7 +18,7 @@ _LEAST_SHARE: Final = Decimal("1e-9")  # below, no part is long enough for a sec
 
 def count_of(k: Fraction | int, numel: int) -> int:
     """The number of elements out of ``numel`` that a count or a share selects: at least one, at most all."""
-    return min(k, numel) if isinstance(k, int) else math.ceil(k * numel)
+    return min(k, numel) if isinstance(k, int) else -(-k.numerator * numel // k.denominator)
 
 
 def check_part(codec: Parametrised, numel: int) -> None:

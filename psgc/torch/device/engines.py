@@ -18,11 +18,13 @@ def engine_of(tensor: torch.Tensor) -> Engine | None:
     """The engine of the device that the tensor lies on; None for the CPU."""
     if not _is_on_device(tensor):
         return None
-    with _lock:
-        found = _engines.get(tensor.device)
-        if found is None:
-            found = _engines[tensor.device] = _make(tensor.device)
-        return found
+    found = _engines.get(tensor.device)
+    if found is None:
+        with _lock:
+            found = _engines.get(tensor.device)
+            if found is None:
+                found = _engines[tensor.device] = _make(tensor.device)
+    return found
 
 
 def _is_cuda(tensor: torch.Tensor) -> bool:

@@ -158,10 +158,11 @@ class Launches(Together[Ready]):
 
 
 def _encode(parts: Sequence[Ready], scratch: Sequence[torch.Tensor]) -> None:
-    items = []
-    for part, piece in zip(parts, scratch, strict=True):
-        part.sent.status.zero_()
-        items.append(Encoding(part.grad, part.residual, part.rescale, part.stream, part.sent.room, part.sent.status, piece))
+    torch._foreach_zero_([part.sent.status for part in parts])
+    items = [
+        Encoding(part.grad, part.residual, part.rescale, part.stream, part.sent.room, part.sent.status, piece)
+        for part, piece in zip(parts, scratch, strict=True)
+    ]
     if len(items) > 1:
         parts[0].codec.encode_many(items)
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -18,19 +18,16 @@ STATUS_BYTES: Final = 16  # in front of a payload on the device, and copied down
 
 @dataclass(slots=True, eq=False)
 class Sent:
-    """A slice's payload on the device behind its status; its bytes, once they are known; and when it has been copied down."""
+    """A slice's payload on the device behind its status; its bytes, once they are known; and when it has been copied down. status, room: of the memory."""
 
     memory: torch.Tensor
     length: int = 0
     copied: Event | None = None
+    status: torch.Tensor = field(init=False)
+    room: torch.Tensor = field(init=False)
 
-    @property
-    def status(self) -> torch.Tensor:
-        return self.memory[:STATUS_BYTES].view(torch.int64)
-
-    @property
-    def room(self) -> torch.Tensor:
-        return self.memory[STATUS_BYTES:]
+    def __post_init__(self) -> None:
+        self.status, self.room = self.memory[:STATUS_BYTES].view(torch.int64), self.memory[STATUS_BYTES:]
 
     @property
     def payload(self) -> torch.Tensor:

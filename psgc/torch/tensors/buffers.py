@@ -162,6 +162,9 @@ class _FlatOnDevice:
         given = next(t for t in (*bound.tensors, *bound.likes) if t is not None)
         with device_faults(engine.name):
             engine.compute.wait(bound.events[given.device])
+            for tensor in bound.tensors:
+                if tensor is not None:
+                    engine.compute.hold(tensor)
             lone = bound.tensors[0] if len(bound.tensors) == 1 else None
             dtype = torch.float32 if self.wide else given.dtype
             if lone is not None and lone.is_contiguous() and lone.dtype == dtype:
@@ -282,12 +285,14 @@ class _FlatOnHost:
 def _from_device(engine: Engine, ready: Event, tensor: torch.Tensor, place: torch.Tensor) -> None:
     with device_faults(engine.name):
         engine.down.wait(ready)
+        engine.down.hold(tensor)
         engine.down.run(lambda: place.copy_(tensor.to(place.dtype), non_blocking=True), [tensor], [place])
 
 
 def _to_device(engine: Engine, place: torch.Tensor, target: torch.Tensor) -> None:
     """``load`` has waited for what fills the target before the step."""
     with device_faults(engine.name):
+        engine.up.hold(target)
         engine.up.run(lambda: target.copy_(place.to(target.device, non_blocking=True)), [place], [target])
 
 
@@ -321,10 +326,6 @@ class TensorsBuffer(DeviceBuffer):
         self._bound = _Bound(given, wanted, found, events)
         self.made = (None,) * len(given)
         self.skipped = False
-        for tensor in given:
-            if tensor is not None and tensor.device in found and (engine := engine_of(tensor)) is not None:
-                for stream in (engine.compute, engine.down, engine.up):
-                    stream.hold(tensor)
         self._flat.elements = None
 
     @property
