@@ -39,12 +39,19 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 JOB_CODECS = ("none", "int8", "onebit", "topk:k=0.1", "randomk:k=0.1", "int8/relay", "onebit:momentum=nesterov", "powersgd:rank=4")
 JOBS_AT_ONCE = 6  # of a few processes each
+EACH = {"PSGC_FUSE_BYTES": "0", "PSGC_MIN_COMPRESS_BYTES": "0"}  # a bucket for each tensor
+STEPS_OF_JOB: Final = 12
+TIMED_JOBS: Final = (
+    ("none", "a bucket for each tensor", EACH),
+    ("int8", "a bucket for each tensor", EACH),
+    ("int8", "buckets as by default", {}),
+)
 OWN_PRODUCTS = ("powersgd",)  # each device has products of its own: ranks agree, but not with the CPU
 STATE_CODECS = ("onebit:momentum=nesterov", "powersgd:rank=4")
 STEP_CODECS = ("none", "bf16", "int8", "int4", "fp8", "onebit", "topk", "blocktopk", "randomk")
 # The steps in order, and the seconds that each may take; together less than 8 minutes.
 LIMITS: Final = {
-    "machine": 40, "warm": 60, "tests": 110, "kernels": 90, "two_ranks": 75, "many_tensors": 20, "gpt": 50, "nccl": 15, "sanitizer": 15,
+    "machine": 40, "warm": 60, "tests": 110, "kernels": 60, "two_ranks": 105, "many_tensors": 20, "gpt": 50, "nccl": 15, "sanitizer": 15,
 }  # fmt: skip
 MODULES = ("numpy", "numba", "scipy", "zmq", "rich", "typer", "pytest", "triton")  # that steps import
 USEFUL = ("xdist", "pytest_timeout", "hypothesis")
@@ -339,7 +346,7 @@ def sanitizer(run: Run) -> dict[str, Any]:
 
 
 def many_tensors(run: Run) -> dict[str, Any]:
-    """300 small tensors in one launch, beside one tensor of as many elements."""
+    """300 small tensors in one launch, beside one tensor of as many elements: as long as the host takes, and what of that kernels run."""
     from psgc.codecs import Stream, parse_codec
 
     each, many = (64, 4) if run.dry else (10_000, 300)
@@ -361,13 +368,30 @@ def many_tensors(run: Run) -> dict[str, Any]:
             )  # fmt: skip
 
         small, one = [item(each) for _ in range(many)], item(each * many)
-        together = run.watch.seconds(lambda _, side=side, small=small: side.encode_many(small), 1)
-        alone = run.watch.seconds(
-            lambda _, side=side, one=one: side.encode(one.grad, one.residual, 1.0, one.stream, one.out, one.status, one.scratch), 1
-        )
-        found[name] = {"many_s": together, "one_s": alone, "ratio": round(together / alone, 3)}
+
+        def encode_many(_: int = 0, side: Any = side, small: Any = small) -> None:
+            side.encode_many(small)
+
+        def encode(_: int = 0, side: Any = side, one: Any = one) -> None:
+            side.encode(one.grad, one.residual, 1.0, one.stream, one.out, one.status, one.scratch)
+
+        together, alone = run.watch.seconds(encode_many, 1), run.watch.seconds(encode, 1)
+        on_gpu = {} if run.dry else {"many_on_gpu_s": _kernel_seconds(encode_many), "one_on_gpu_s": _kernel_seconds(encode)}
+        found[name] = {"many_s": together, "one_s": alone, "ratio": round(together / alone, 3), **on_gpu}
         run.keep(found)
     return found
+
+
+def _kernel_seconds(work: Callable[[], None]) -> float:
+    """How long kernels and copies run on the GPU of one call."""
+    from torch.profiler import ProfilerActivity, profile
+
+    calls = 5
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        for _ in range(calls):
+            work()
+        torch.cuda.synchronize()
+    return sum(event.device_time_total for event in seen.key_averages()) / calls / 1e6
 
 
 def gpt(run: Run) -> dict[str, Any]:
@@ -500,12 +524,13 @@ def _rounds(run: Run, name: str, numel: int, shapes: tuple[tuple[int, ...], ...]
 
 
 def two_ranks(run: Run) -> dict[str, Any]:
-    """Jobs of two ranks and a server that share the GPU, and the same on the CPU, several at a time: every sum is the CPU path's, bit for bit."""
+    """Jobs of two ranks and a server that share the GPU, and the same on the CPU, several at a time: every sum is the CPU path's, bit for bit. Then some of
+    them alone, whose steps are timed."""
     found: dict[str, Any] = {}
     codecs = JOB_CODECS[1:2] if run.dry else JOB_CODECS
     with tempfile.TemporaryDirectory() as folder:
         places = ("cpu", "recorded" if run.dry else "cuda")
-        jobs = begun([partial(_digests, run, codec, where, Path(folder)) for codec in codecs for where in places], JOBS_AT_ONCE)
+        jobs = begun([partial(_told, run, codec, where, Path(folder), EACH) for codec in codecs for where in places], JOBS_AT_ONCE)
         for number, codec in enumerate(codecs):
             both = [wait() for wait in jobs[2 * number : 2 * number + 2]]
             if wrong := [said for said in both if isinstance(said, str)]:
@@ -514,19 +539,29 @@ def two_ranks(run: Run) -> dict[str, Any]:
             else:
                 found[codec] = _compared(codec, *both)
             run.keep(found)
+        found["alone"] = alone = list[dict[str, Any]]()
+        for codec, buckets, env in TIMED_JOBS[1:2] if run.dry else TIMED_JOBS:
+            told = [_told(run, codec, where, Path(folder), env) for where in places]
+            times = {
+                f"step_ms_{name}": said if isinstance(said, str) else said[0]["step_ms"]
+                for name, said in zip(("cpu", "gpu"), told, strict=True)
+            }
+            alone.append({"codec": codec, "buckets": buckets, **times})
+            if wrong := [said for said in told if isinstance(said, str)]:
+                found[f"{codec} alone"] = {"failed": wrong}
+            run.keep(found)
     if failed := [name for name, each in found.items() if "failed" in each]:
         found["failed"] = f"{', '.join(failed)}: see there"
     return found
 
 
-def _digests(run: Run, codec: str, where: str, folder: Path) -> list[dict[str, Any]] | str:
+def _told(run: Run, codec: str, where: str, folder: Path, env: dict[str, str]) -> list[dict[str, Any]] | str:
     """What each rank of a job says at its end; in words if it failed."""
     if run.left_s < 5:
         return f"{codec} on {where}: not begun, the time was over"
     out = folder / f"{codec.replace('/', '-')}.{where}"
-    few = {"PSGC_FUSE_BYTES": "0", "PSGC_MIN_COMPRESS_BYTES": "0"}  # a bucket for each tensor
     words = ("--workers", "2", "--servers", "1", "--", sys.executable, str(Path(__file__)), "--job", codec, where, str(out))
-    done = run.command(sys.executable, "-m", "psgc.launch", "run", *words, env=few)
+    done = run.command(sys.executable, "-m", "psgc.launch", "run", *words, env=env)
     if done.code != 0:
         return f"{codec} on {where}: status {done.code}: {done.said[-3000:]}"
     return [json.loads(Path(f"{out}.{rank}").read_text()) for rank in range(2)]
@@ -536,8 +571,7 @@ def _compared(codec: str, cpu: Any, gpu: Any) -> dict[str, Any]:
     alike = codec.partition(":")[0] in OWN_PRODUCTS
     pairs = (cpu, gpu) if alike else ((*cpu, *gpu),)
     same = all(one["digest"] == ranks[0]["digest"] for ranks in pairs for one in ranks)
-    found = {"same_sums_as": "the other rank" if alike else "the CPU", "same_sums": same, "step_ms_cpu": cpu[0]["step_ms"],
-             "step_ms_gpu": gpu[0]["step_ms"], "parts_a_launch": gpu[0]["parts_a_launch"]}  # fmt: skip
+    found = {"same_sums_as": "the other rank" if alike else "the CPU", "same_sums": same, "parts_a_launch": gpu[0]["parts_a_launch"]}
     if not same:
         found["failed"] = f"sums on the GPU are not those of {found['same_sums_as']}"
     return found
@@ -563,16 +597,19 @@ def job(codec: str, where: str, out: str) -> int:
         torch.optim.SGD(parameters, lr=1.0), [(f"p{i}", p) for i, p in enumerate(parameters)], compression=codec
     )
     digest, times = hashlib.sha256(), []
-    for step in range(6):
+    wait = torch.cuda.synchronize if where == "cuda" else _nothing
+    for step in range(STEPS_OF_JOB):
         made = torch.Generator().manual_seed(1000 * step + psgc.rank())
         optimizer.zero_grad()
         loss = sum((p * torch.randn(p.shape, generator=made).to(device)).sum() for p in parameters)
+        wait()
         began = time.perf_counter()
         loss.backward()  # type: ignore[union-attr]
         optimizer.step()
+        wait()
+        times.append(1e3 * (time.perf_counter() - began))
         for p in parameters:
             digest.update(p.detach().cpu().numpy().tobytes())
-        times.append(1e3 * (time.perf_counter() - began))
     engine = engine_of(parameters[0].data)
     launches = None if engine is None else engine.launches
     shared = round(launches.parts / launches.rounds, 2) if launches is not None and launches.rounds else None
@@ -582,6 +619,10 @@ def job(codec: str, where: str, out: str) -> int:
     psgc.barrier()
     psgc.shutdown()
     return 0
+
+
+def _nothing() -> None:
+    return
 
 
 def nccl(run: Run) -> dict[str, Any]:

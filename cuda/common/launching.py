@@ -3,8 +3,8 @@
 Owns the settings, the choice of device, which compiled kernel a launch takes, and that the user hears of compilations. The same launch runs under Triton's
 interpreter on CPU tensors (TRITON_INTERPRET=1).
 
-Triton finds a launch's compiled kernel by what it specializes on, and asks the driver about every pointer: some 25 us, in which a GPU moves 100 MB. So it is asked
-once for each kind of launch (``_Kernel``), and from then on the compiled kernel is started with plain addresses.
+Triton finds a launch's compiled kernel by what it specializes on, and asks the driver about every pointer: 25 us and more, in which a GPU moves 100 MB. So it
+is asked once for each kind of launch (``_Kernel``), and from then on the compiled kernel is started with plain addresses.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ A program has a tile of consecutive whole blocks in registers: it reads each inp
 end within a block, takes another branch, block by block: there the places of codes depend on the block's length, and a whole tile of them would take
 registers from all other programs.
 
-Shapes of a tile: [PER, ROWS * WIDTH] as codes lie: place within the byte, byte of the tile. So one thread has all codes of a byte, and packs them without asking
-others. Only rotations need it flat, [ROWS * BLOCK], in the part's order.
+Shapes of a tile: [PER, ROWS * WIDTH] as codes lie: place within the byte, byte of the tile. So one thread has all codes of a byte, and packs them without
+asking others. Only rotations need it flat, [ROWS * BLOCK], in the part's order.
 """
 
 # mypy: ignore-errors
@@ -234,7 +234,9 @@ def _places(rest, BITS: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _store_codes(out, numel, start, stored, scale, byte_mask, BITS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, WHOLE: tl.constexpr):
+def _store_codes(
+    out, numel, start, stored, scale, byte_mask, BITS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, WHOLE: tl.constexpr
+):
     """Write a tile's scales and codes to the payload."""
     per: tl.constexpr = 8 // BITS
     width: tl.constexpr = BLOCK // per
@@ -261,7 +263,9 @@ def write_tile(
         places = offsets_of(BITS, BLOCK, ROWS)
         valid, byte_mask = places >= 0, None
         offsets = tl.arange(0, ROWS * BLOCK) if ROTATE else places
-        p, q, nonfinite = _p_whole(sources, divisor, old, rescale, numel, start, offsets, top, least, COUNT, DIVIDES, VALUE, BITS, BLOCK, ROWS, ROTATE)
+        p, q, nonfinite = _p_whole(
+            sources, divisor, old, rescale, numel, start, offsets, top, least, COUNT, DIVIDES, VALUE, BITS, BLOCK, ROWS, ROTATE
+        )
     else:
         places, valid, byte_mask = _places(numel - start, BITS, BLOCK)
         offsets = places

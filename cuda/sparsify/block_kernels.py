@@ -63,9 +63,24 @@ def squares_of(
 
 @triton.jit(do_not_specialize=["numel", "block", "run", "runs", "units", "divisor"])
 def squares_kernel(
-    values, residual, divisor, factor, rescale, kept, squares, keys, status, numel, block, run, runs, units, DIVIDES: tl.constexpr, UNITS: tl.constexpr
+    values,
+    residual,
+    divisor,
+    factor,
+    rescale,
+    kept,
+    squares,
+    keys,
+    status,
+    numel,
+    block,
+    run,
+    runs,
+    units,
+    DIVIDES: tl.constexpr,
+    UNITS: tl.constexpr,
 ):
-    """squares (float64) <- those of the units; see `squares_of`. keys: None, or, where blocks have one run, becomes their keys, and NaN and infinity are flagged."""
+    """squares (float64) <- those of the units; see `squares_of`. keys: None, or, where blocks have one run, becomes theirs, and what is not finite is flagged."""
     unit = tl.program_id(0).to(tl.int64) * UNITS + tl.arange(0, UNITS)
     found = squares_of(values, residual, divisor, factor, rescale, kept, unit, numel, block, run, runs, DIVIDES, UNITS)
     if keys is None:

@@ -158,17 +158,16 @@ def ones_in(byte):
 
 @triton.jit(do_not_specialize=_INTEGERS)
 def gather_kernel(
-    values, residual, divisor, factor, rescale, state, marks, starts, places, found, numel, need, room,
-    DIVIDES: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+    values, residual, divisor, factor, rescale, state, marks, starts, places, found, need, room,
+    DIVIDES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Append the marked elements of ``BLOCKS`` blocks to the candidates, in order, if these are of use."""
+    """Append the block's marked elements to the candidates, in order, if these are of use."""
     if reads_whole(state, need, room) == 0:
-        block = tl.program_id(0).to(tl.int64) * BLOCKS
+        block = tl.program_id(0).to(tl.int64)
         start = block * BLOCK
         old = residual if residual is None else residual + start
-        byte = tl.arange(0, BLOCKS * BLOCK // 8)
-        marked = tl.cdiv(numel - start, BLOCK) * (BLOCK // 8)  # bytes from here on
-        left = tl.load(marks + block * (BLOCK // 8) + byte, mask=byte < marked, other=0).to(tl.int32)
+        byte = tl.arange(0, BLOCK // 8)
+        left = tl.load(marks + block * (BLOCK // 8) + byte).to(tl.int32)
         size = ones_in(left)
         to = tl.load(starts + block) + tl.cumsum(size, 0) - size
         for _ in range(tl.max(size, 0)):

@@ -32,7 +32,6 @@ from psgc.cuda.sparsify.select_kernels import (
 
 Arrays = dict[str, torch.Tensor]
 BLOCK: Final = 4096  # elements whose candidates are counted together
-BLOCKS: Final = 4  # blocks whose candidates one program gathers
 TILE: Final = 1024  # what a program looks at at once when it counts or writes
 BINS: Final = 256
 DIGIT: Final = 8  # bits that one histogram tells apart
@@ -40,7 +39,11 @@ STATES: Final = 8
 PROGRAMS: Final = 1024  # at most, of a launch that goes through as many elements as the device finds there to be
 SAMPLE_LEVELS: Final = 2  # histograms over the sample that find a floor for an exact choice: 16 of 31 bits
 KEY_BITS: Final = 31
-COUNTERS: Final[Plan] = {"state": (torch.int64, STATES), "histograms": (torch.int32, 8 * BINS), "sampled": (torch.int32, 4 * BINS)}  # zeros at first
+COUNTERS: Final[Plan] = {
+    "state": (torch.int64, STATES),
+    "histograms": (torch.int32, 8 * BINS),
+    "sampled": (torch.int32, 4 * BINS),
+}  # zeros at first
 
 
 class Source(NamedTuple):
@@ -128,8 +131,8 @@ def find_candidates(
     if guesses:
         launch(place_kernel, 1, sizes, state, blocks, CHUNK=8192, num_warps=16)
         launch(
-            gather_kernel, -(-blocks // BLOCKS), *source.arguments, state, marks, sizes, arrays["places"], arrays["found"], numel, guessed.need,
-            guessed.room, BLOCK=BLOCK, BLOCKS=BLOCKS, num_warps=8, **source.constants,
+            gather_kernel, blocks, *source.arguments, state, marks, sizes, arrays["places"], arrays["found"], guessed.need, guessed.room, BLOCK=BLOCK,
+            **source.constants,
         )  # fmt: skip
 
 
