@@ -17,7 +17,7 @@ from psgc.cuda.sparsify.scatter_kernels import combined
 
 INFINITY_BITS = tl.constexpr(0x7FF0000000000000)  # of float64
 MAGNITUDE = tl.constexpr(0x7FFFFFFFFFFFFFFF)
-TOGETHER = tl.constexpr(4)  # rows of lanes that are loaded before the first is needed
+TOGETHER = tl.constexpr(16)  # rows of lanes that are loaded before the first is needed
 
 
 @triton.jit
@@ -80,7 +80,7 @@ def squares_kernel(
     DIVIDES: tl.constexpr,
     UNITS: tl.constexpr,
 ):
-    """squares (float64) <- those of the units; see `squares_of`. keys: None, or, where blocks have one run, becomes theirs, and what is not finite is flagged."""
+    """squares (float64) <- those of the units; see `squares_of`. keys: None, or, where blocks have one run, theirs; NaN and infinity are then flagged."""
     unit = tl.program_id(0).to(tl.int64) * UNITS + tl.arange(0, UNITS)
     found = squares_of(values, residual, divisor, factor, rescale, kept, unit, numel, block, run, runs, DIVIDES, UNITS)
     if keys is None:

@@ -91,7 +91,7 @@ class BlockTopKDevice(GapsDevice):
         clear(memory)
         launch(
             squares_kernel, -(-units // UNITS), *source.arguments, kept, arrays["squares"], keys if self._runs == 1 else None, status, numel, block,
-            min(block, LEAF), self._runs, units, UNITS=UNITS, **source.constants,
+            min(block, LEAF), self._runs, units, UNITS=UNITS, num_warps=8, **source.constants,
         )  # fmt: skip
         if self._runs > 1:
             launch(keys_kernel, -(-blocks // ROWS), arrays["squares"], keys, status, self._runs, blocks, ROWS=ROWS, **self._summing)
