@@ -26,7 +26,7 @@ def address(row, field: tl.constexpr, dtype: tl.constexpr, ALIGNED: tl.constexpr
 def part_of(table, owners, TILE: tl.constexpr):
     """(this program's part, its row of the table, elements of the part, the tile's first element, out, status); reports the payload's length."""
     program = tl.program_id(0)
-    part = tl.load(owners + program)
+    part = tl.load(owners + program).to(tl.int32)
     row = table + part * FIELDS
     tile = program - tl.load(row + 5)
     status = address(row, 3, tl.int64, False)

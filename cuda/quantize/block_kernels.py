@@ -77,7 +77,10 @@ def spread(x, ROWS: tl.constexpr, WIDTH: tl.constexpr):
 def flat_of(x, BLOCK: tl.constexpr, ROWS: tl.constexpr):
     """The tile in the part's order."""
     per: tl.constexpr = x.shape[0]
-    return tl.reshape(tl.permute(tl.reshape(x, (per, ROWS, BLOCK // per)), (1, 0, 2)), (ROWS * BLOCK,))
+    if per == 1:
+        return tl.reshape(x, (ROWS * BLOCK,))
+    else:
+        return tl.reshape(tl.permute(tl.reshape(x, (per, ROWS, BLOCK // per)), (1, 0, 2)), (ROWS * BLOCK,))
 
 
 @triton.jit
@@ -226,7 +229,7 @@ def _places(rest, BITS: tl.constexpr, BLOCK: tl.constexpr):
     """Of a block that may be short: (offsets of elements as their codes lie, which of them the part has, which bytes of codes it has)."""
     per: tl.constexpr = 8 // BITS
     place, byte = tl.arange(0, per)[:, None], tl.arange(0, BLOCK // per)[None, :]
-    count = tl.minimum(rest, BLOCK).to(tl.int32)
+    count = tl.minimum(rest, BLOCK)
     here = (count + (per - 1)) // per
     element = place * here + byte
     valid = (byte < here) & (element < count)
@@ -267,14 +270,13 @@ def write_tile(
             sources, divisor, old, rescale, numel, start, offsets, top, least, COUNT, DIVIDES, VALUE, BITS, BLOCK, ROWS, ROTATE
         )
     else:
-        places, valid, byte_mask = _places(numel - start, BITS, BLOCK)
+        places, valid, byte_mask = _places((numel - start).to(tl.int32), BITS, BLOCK)
         offsets = places
         p = _p_last(sources, divisor, old, rescale, numel, start, offsets, valid, top, least, COUNT, DIVIDES, VALUE, BITS, BLOCK)
         q, nonfinite = p, False
     top_bits = tl.max(tl.reshape(tl.max(magnitude_bits(q), axis=0), (ROWS, width)), axis=1)
     if not (WHOLE and ROTATE):
         nonfinite = tl.max(top_bits, axis=0) >= INFINITY_BITS
-    flag_nonfinite(status, nonfinite)
     length = top_bits.to(tl.float32, bitcast=True)
     if NORM == L2_NORM:
         ordinary = (top_bits > 0) & (top_bits < INFINITY_BITS)
@@ -290,6 +292,7 @@ def write_tile(
     stored = (code + bias) & ((1 << BITS) - 1)
     stored = tl.where(spread(sent, ROWS, width) & valid, stored, bias).to(tl.int32)
     _store_codes(out, numel, start, stored, scale, byte_mask, BITS, BLOCK, ROWS, WHOLE)
+    flag_nonfinite(status, nonfinite)
     if kept is not None:
         values = _value_of(stored, VALUE, BITS, top, least) * spread(scale, ROWS, width)
         if WHOLE:
@@ -305,7 +308,7 @@ def _write_last(
     BLOCK: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
     """Encode the part's last tile, which is not rotated, block by block."""
-    for row in range(tl.cdiv(numel - start, BLOCK)):
+    for row in range(tl.cdiv((numel - start).to(tl.int32), BLOCK)):
         write_tile(
             sources, divisor, residual, rescale, kept, out, status, numel, start + row * BLOCK, first, before, between, top, least, fixed,
             COUNT, DIVIDES, CODE, VALUE, RANDOM, BITS, BLOCK, 1, NORM, False, False,
@@ -393,7 +396,7 @@ def _read_tile(
         use_decoded(values, target + start, source, factor, places, None, USE, True)
     else:
         flat = tl.arange(0, ROWS * BLOCK)
-        mask = flat < numel - start
+        mask = flat < (numel - start).to(tl.int32)
         rest = _sum_at(payloads, numel, start, flat, mask, top, least, COUNT, VALUE, BITS, BLOCK)
         use_decoded(rest, target + start, source, factor, flat, mask, USE, False)
 

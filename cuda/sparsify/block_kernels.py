@@ -41,9 +41,10 @@ def squares_of(
     old = residual if residual is None else residual + start
     left = kept if kept is None else kept + start
     lanes = tl.zeros((UNITS, 8), tl.float64)
-    whole = tl.min(size, 0) // (8 * TOGETHER) * (8 * TOGETHER)
-    for row in range(0, whole, 8 * TOGETHER):
-        for next_row in tl.static_range(0, 8 * TOGETHER, 8):
+    step: tl.constexpr = 8 if DIVIDES else 8 * TOGETHER  # a division takes registers
+    whole = tl.min(size, 0) // step * step
+    for row in range(0, whole, step):
+        for next_row in tl.static_range(0, step, 8):
             at = offset + (row + next_row)
             p = p_at(values + start, old, at, None, divisor, factor, rescale, DIVIDES, True)
             if left is not None:
