@@ -19,7 +19,6 @@ from psgc.cuda.common.elements import (
     INFINITY_BITS,
     MAX_F32,
     corrected,
-    flag_nonfinite,
     load_f32,
     magnitude_bits,
     mean,
@@ -292,13 +291,13 @@ def write_tile(
     stored = (code + bias) & ((1 << BITS) - 1)
     stored = tl.where(spread(sent, ROWS, width) & valid, stored, bias).to(tl.int32)
     _store_codes(out, numel, start, stored, scale, byte_mask, BITS, BLOCK, ROWS, WHOLE)
-    flag_nonfinite(status, nonfinite)
     if kept is not None:
         values = _value_of(stored, VALUE, BITS, top, least) * spread(scale, ROWS, width)
         if WHOLE:
             tl.store(kept + start + offsets, p - _turned_back(values, start, BLOCK, ROWS, ROTATE))
         else:
             tl.store(kept + start + offsets, p - values, mask=valid)
+    tl.store(status, tl.full((), 1, tl.int64), mask=nonfinite)
 
 
 @triton.jit

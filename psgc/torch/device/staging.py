@@ -122,15 +122,15 @@ class Up:
 
     def copy(self, payload: Bytes, target: torch.Tensor) -> Event:
         """Copy host bytes to the device; on return they have been read. Returns the event at which they are there."""
-        ring, total = self._ring, payload.size
+        ring, total, there = self._ring, payload.size, None
         with device_faults(self._name):
             for first in range(0, total, ring.slot_bytes):
                 count = min(ring.slot_bytes, total - first)
-                self._copied_up([payload[first : first + count]], [0], target[first : first + count])
-            return self.stream.record()
+                there = self._copied_up([payload[first : first + count]], [0], target[first : first + count])
+            return self.stream.record() if there is None else there
 
-    def _copied_up(self, pieces: Sequence[Bytes], starts: Sequence[int], target: torch.Tensor) -> None:
-        """Copy what fits into a slot to the device at once, each piece to its start there."""
+    def _copied_up(self, pieces: Sequence[Bytes], starts: Sequence[int], target: torch.Tensor) -> Event:
+        """Copy what fits into a slot to the device at once, each piece to its start there. Returns the event at which they are there."""
         ring = self._ring
         slot = ring.take()
         try:
@@ -140,7 +140,8 @@ class Up:
             for start, piece in zip(starts, pieces, strict=True):
                 np.copyto(held[start : start + piece.size], piece)
             self.stream.run(lambda: target.copy_(place, non_blocking=True), [place], [target])
-            slot.last = self.stream.record()
+            slot.last = there = self.stream.record()
+            return there
         finally:
             ring.give_back(slot)
 
@@ -159,11 +160,10 @@ class Up:
             targets = [memory[start : start + payload.size] for start, payload in zip(starts, payloads, strict=True)]
             if len(payloads) > 1 and total <= self._ring.slot_bytes:
                 with device_faults(self._name):
-                    self._copied_up(payloads, starts, memory[:total])
+                    there = self._copied_up(payloads, starts, memory[:total])
             else:
-                for payload, target in zip(payloads, targets, strict=True):
-                    self.copy(payload, target)
-            compute.wait(self.stream.record())
+                there = [self.copy(payload, target) for payload, target in zip(payloads, targets, strict=True)][-1]
+            compute.wait(there)
             yield targets
             place.free = compute.record()
         finally:
