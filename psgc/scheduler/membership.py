@@ -25,7 +25,7 @@ from psgc.scheduler.roster import EPOCH, Member, Roster
 from psgc.scheduler.submissions import Submissions
 from psgc.transport.host import same_network
 from psgc.transport.security.handshake import KEY_BYTES, worker_key
-from psgc.wire.frames import SCHEDULER_SENDER, Header, Kind
+from psgc.wire.frames import SCHEDULER_SENDER, VERSION, Header, Kind
 from psgc.wire.messages import Declare, ErrorCode, Lookup, Notice, Published, Register, decode_body, decode_json, encode_body, pack, plain
 from psgc.wire.reports import Observed, Report, ReportOf
 
@@ -89,6 +89,8 @@ class Membership:
                 raise RemoteProtocolError(
                     "the message is of another job than this scheduler's: check address and PSGC_JOB", ErrorCode.WRONG_JOB
                 )
+            if header.version != VERSION:
+                return self._of_another_version(peer, header, body, now)
             if header.kind == Kind.OBSERVE:
                 return [self._observed(peer, now)]
             if header.kind == Kind.REGISTER:
@@ -107,7 +109,8 @@ class Membership:
         except RemoteProtocolError as error:
             notice = encode_body(Notice(error.code, f"scheduler: {error}"))
             reply = self._send(peer, Kind.ERROR, notice, plan=header.plan)
-            reply = replace(reply, header=reply.header._replace(job=header.job))  # the peer's own: a stranger does not learn this job's id
+            # The job is the peer's own: a stranger does not learn this job's id. The version is the one that the peer reads.
+            reply = replace(reply, header=reply.header._replace(job=header.job, version=header.version))
             return [reply, Log(logging.DEBUG if unknown else logging.WARNING, f"refused a message: {error}")]
         except CodecError as error:  # the text names the scheduler: a server's packages may differ
             return self.abort(f"scheduler: {error}", now)
@@ -175,6 +178,18 @@ class Membership:
             return self.abort(conflict, now)
         warning = self._warn_of_loopback(member)
         return warning + (self._admit_all(now) if self.roster.complete else [])
+
+    def _of_another_version(self, peer: bytes, header: Header, body: bytes, now: float) -> list[Action]:
+        """End a job that is not complete, as for another contradiction, and tell the member so in its own version."""
+        try:
+            label = Member(peer, decode_body(Register, body), now).label
+        except RemoteProtocolError:  # that version's body is another
+            label = "a member"
+        text = f"{label} speaks version {header.version} of the protocol, the scheduler version {VERSION}; install one psgc everywhere"
+        if header.kind != Kind.REGISTER or self.barriers is not None:
+            raise RemoteProtocolError(text, ErrorCode.NOT_ADMITTED)
+        actions, answer = self.abort(text, now), self._abort_to(peer)
+        return [*actions, replace(answer, header=answer.header._replace(version=header.version))]
 
     def _await_the_end(self, peer: bytes, register: Register, now: float) -> Send:
         """Answer a process that has left this job and would join the next one: it hears that this scheduler lives, repeats its registration and asks the next

@@ -93,7 +93,7 @@ class Flag(IntEnum):
 
 
 class Header(NamedTuple):
-    """A decoded header, without magic and version (they are checked, then known)."""
+    """A decoded header, without magic, which is checked. version: another one than ours only in what a scheduler hears and answers."""
 
     kind: int
     flags: int = 0
@@ -108,6 +108,7 @@ class Header(NamedTuple):
     contributors: int = 0
     rescale: float = 1.0
     payload_bytes: int = 0
+    version: int = VERSION
 
 
 _KINDS = frozenset(int(k) for k in Kind)
@@ -119,26 +120,26 @@ def pack_header(header: Header) -> bytes:
     try:
         if not math.isfinite(header.rescale):
             raise OverflowError(f"rescale is {header.rescale}, which would poison residuals")
-        return HEADER_STRUCT.pack(MAGIC, VERSION, *header)
+        return HEADER_STRUCT.pack(MAGIC, header.version, *header[:-1])
     except (struct.error, OverflowError) as error:
         raise LocalProtocolError(f"header {header} does not fit its fields: {error}") from None
 
 
-def unpack_header(data: bytes | memoryview) -> Header:
+def unpack_header(data: bytes | memoryview, any_version: bool = False) -> Header:
     """Decode and check 64 bytes. Raises RemoteProtocolError for wrong length, magic, version, kind, flags or rescale."""
     if len(data) != HEADER_BYTES:
         raise RemoteProtocolError(f"header of {len(data)} bytes, expected {HEADER_BYTES}", code=1)
-    return header_at(data, 0)
+    return header_at(data, 0, any_version)
 
 
-def header_at(data: bytes | memoryview, start: int) -> Header:
+def header_at(data: bytes | memoryview, start: int, any_version: bool = False) -> Header:
     """As ``unpack_header``, of the 64 bytes of ``data`` from ``start`` on, which are there."""
     fields = HEADER_STRUCT.unpack_from(data, start)
     if fields[0] != MAGIC:
         raise RemoteProtocolError(f"magic {fields[0]!r}, expected {MAGIC!r}: is the peer psgc?", code=1)
-    if fields[1] != VERSION:
+    if fields[1] != VERSION and not any_version:
         raise RemoteProtocolError(f"protocol version {fields[1]}, expected {VERSION}: install one psgc everywhere", code=2)
-    header = Header(*fields[2:])
+    header = Header._make((*fields[2:], fields[1]))
     if header.kind not in _KINDS:
         raise RemoteProtocolError(f"unknown message kind {header.kind}", code=3)
     if header.flags & ~_KNOWN_FLAGS:

@@ -22,7 +22,7 @@ from psgc.transport.control.dealer import Dealer
 from psgc.transport.control.router import MOST_A_FRAME_BYTES, Router
 from psgc.transport.host import host_id, pid_started, process_alive
 from psgc.transport.security.curve import ControlKeys, control_keys
-from psgc.wire.frames import HEADER_BYTES, Header, Kind, pack_header
+from psgc.wire.frames import HEADER_BYTES, VERSION, Header, Kind, pack_header
 from psgc.wire.messages import Register, encode_body
 
 PATIENCE_MS = 30_000
@@ -243,3 +243,16 @@ def test_what_is_not_protected_beyond_one_machine_is_said_at_start(
     assert len(caplog.records) == len(said)
     for record, words in zip(caplog.records, said, strict=True):
         assert words in record.getMessage()
+
+
+def test_a_member_of_another_version_of_the_protocol_hears_why_in_its_own(scheduler: Any, peer: Callable[[str], Peer]) -> None:
+    _, process = scheduler
+    other = peer("older")
+    body = encode_body(Register("worker", __version__, host_id(), "here", os.getpid(), pid_started(os.getpid()), 1, 1))
+    other.dealer.send(Header(Kind.REGISTER, job=7, payload_bytes=len(body), version=VERSION + 1), body)
+    assert other.dealer.socket.poll(PATIENCE_MS)
+    head, notice = other.dealer.socket.recv_multipart()
+    assert (head[4], head[5]) == (VERSION + 1, Kind.ABORT)
+    assert "install one psgc everywhere" in json.loads(notice)["text"]
+    assert process.wait(PATIENCE_MS / 1000) == 1
+    assert "version" in process.stderr.read()

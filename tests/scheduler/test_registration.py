@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from psgc import __version__
-from psgc.scheduler.actions import Log
+from psgc.scheduler.actions import Log, Send
 from psgc.transport.security.handshake import worker_key
-from psgc.wire.frames import Kind
+from psgc.wire.frames import VERSION, Kind
 from psgc.wire.messages import ErrorCode, Notice, Topology
 from tests.scheduler.talk import (
     DEAD_S,
@@ -114,6 +114,26 @@ def test_a_member_that_does_not_fit_ends_the_job_naming_it_and_the_remedy(wrong:
     assert set(sent(actions, Kind.ABORT)) == {"s0", "w0", "x"}
     for word in words:
         assert word in text, text
+
+
+@pytest.mark.parametrize(("body", "who"), [(register(node=1), "worker (node 1"), (b'{"another": "body"}', "a member")])
+def test_a_member_of_another_version_of_the_protocol_ends_the_job_and_reads_why(body: Any, who: str) -> None:
+    job = Job()
+    job.join("w0", register(node=0))
+    actions = job.say("x", Kind.REGISTER, body, version=VERSION + 1)
+    text = aborted(actions)
+    assert who in text
+    assert f"version {VERSION + 1} of the protocol, the scheduler version {VERSION}; install one psgc everywhere" in text
+    versions = {action.peer: action.header.version for action in actions if isinstance(action, Send) and action.header.kind == Kind.ABORT}
+    assert versions == {b"w0": VERSION, b"x": VERSION + 1}
+
+
+def test_another_version_of_the_protocol_ends_no_job_that_is_complete() -> None:
+    job = complete()
+    (answer, _) = actions = job.say("x", Kind.REGISTER, register(node=1), version=1)
+    assert "install one psgc everywhere" in refused(actions, ErrorCode.NOT_ADMITTED)
+    assert answer.header.version == 1
+    assert job.tick() == []
 
 
 def test_a_message_of_another_job_is_refused_and_ends_nothing() -> None:

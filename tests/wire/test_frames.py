@@ -78,7 +78,13 @@ def fields_strategy() -> st.SearchStrategy[Header]:
         if name not in ("magic", "version")
     }
     return st.builds(
-        Header, **{**values, "kind": st.sampled_from([int(k) for k in Kind]), "flags": st.sets(st.sampled_from(Flag)).map(sum)}
+        Header,
+        **{
+            **values,
+            "kind": st.sampled_from([int(k) for k in Kind]),
+            "flags": st.sets(st.sampled_from(Flag)).map(sum),
+            "version": st.just(VERSION),
+        },
     )
 
 
@@ -96,6 +102,13 @@ def test_every_golden_file_has_a_header() -> None:
 @given(fields_strategy())
 def test_what_is_packed_is_unpacked_the_same(header: Header) -> None:
     assert unpack_header(memoryview(pack_header(header))) == header
+
+
+@given(fields_strategy(), st.integers(0, 255))
+def test_who_asks_for_any_version_reads_a_header_of_another_and_can_answer_in_it(header: Header, version: int) -> None:
+    other = header._replace(version=version)
+    assert unpack_header(pack_header(other), any_version=True) == other
+    assert pack_header(other)[4] == version
 
 
 @given(st.binary(min_size=HEADER_BYTES, max_size=HEADER_BYTES) | st.binary(max_size=2 * HEADER_BYTES))

@@ -49,11 +49,11 @@ def set_common_options(socket: zmq.Socket[Any], dead_s: float) -> None:
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(dead_s * 1000))
 
 
-def message_of(frames: list[Any]) -> tuple[Header, Any]:
+def message_of(frames: list[Any], any_version: bool = False) -> tuple[Header, Any]:
     """Header and payload of a received message; the payload is a uint8 array that keeps its frame alive. Raises RemoteProtocolError."""
     if not frames:
         raise RemoteProtocolError("message without a header", ErrorCode.MALFORMED)
-    header = unpack_header(frames[0].buffer)
+    header = unpack_header(frames[0].buffer, any_version)
     pieces = [frame.buffer for frame in frames[1:]]
     count = sum(map(len, pieces))
     if count != header.payload_bytes:

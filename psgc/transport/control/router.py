@@ -74,11 +74,11 @@ class Router:
 
     def receive(self) -> Iterator[tuple[bytes, Header, Any]]:
         """All messages that have come: the sender's identity, header and payload (which owns its bytes). Frames that are no message are logged and
-        dropped."""
+        dropped. A message may be of another version of the protocol: see ``Header.version``."""
         while has_message(self.socket):
             identity, *frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
             try:
-                header, payload = message_of(frames)
+                header, payload = message_of(frames, any_version=True)
                 if header.payload_bytes > self._max_message_bytes:
                     raise RemoteProtocolError(f"payload of {header.payload_bytes} bytes, at most {self._max_message_bytes}")
             except RemoteProtocolError as error:
