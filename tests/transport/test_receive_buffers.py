@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -65,15 +66,20 @@ def test_any_thread_may_drop_the_last_reference() -> None:
 
 
 def test_idle_memory_has_a_limit_for_each_size() -> None:
-    buffers = ReceiveBuffers(most_idle_bytes=3 * 4 * SMALLEST_BYTES)
-    payloads = [buffers.take(LARGE) for _ in range(10)]
-    wheres = {address(payload) for payload in payloads}
-    del payloads
-    kept = [buffers.take(LARGE) for _ in range(3)]
-    assert {address(payload) for payload in kept} <= wheres
-    too_large = buffers.take(16 * SMALLEST_BYTES)
-    assert too_large.size == 16 * SMALLEST_BYTES
-    del too_large  # larger than the limit: given back to the allocator
+    size = 4 * SMALLEST_BYTES  # the power of two above ``LARGE``
+    buffers = ReceiveBuffers(most_idle_bytes=3 * size)
+    tracemalloc.start()
+    try:
+        payloads = [buffers.take(LARGE) for _ in range(10)]
+        assert tracemalloc.get_traced_memory()[0] >= 10 * size
+        del payloads
+        assert 3 * size <= tracemalloc.get_traced_memory()[0] < 4 * size
+        too_large = buffers.take(16 * SMALLEST_BYTES)
+        assert too_large.size == 16 * SMALLEST_BYTES
+        del too_large
+        assert tracemalloc.get_traced_memory()[0] < 4 * size
+    finally:
+        tracemalloc.stop()
 
 
 def test_small_payloads_come_from_the_allocator() -> None:
