@@ -36,7 +36,8 @@ from psgc.wire.frames import Flag, Header, Kind
 from psgc.wire.messages import Topology
 from psgc.wire.reports import Report
 from psgc.worker.connections.links import connect_server
-from psgc.worker.coordinator import Coordinator, Waiting
+from psgc.worker.coordinator import Coordinator
+from psgc.worker.membership import Membership
 
 PATIENCE_S = 300.0
 TICK_S = 0.25
@@ -86,8 +87,8 @@ MADE: dict[str, dict[str, Any]] = {}
 class Talk(Coordinator):
     """A worker's conversation with the scheduler. Layouts are read by the first member alone."""
 
-    def __init__(self, context: zmq.Context[Any], config: Config, owner: Worker) -> None:
-        super().__init__(context, config, owner)
+    def __init__(self, context: zmq.Context[Any], config: Config, membership: Membership, owner: Worker) -> None:
+        super().__init__(context, config, membership, owner)
         self._own = owner
 
     def _handle(self, header: Header, body: bytes) -> None:
@@ -106,13 +107,10 @@ class Worker:
 
     def __init__(self, job: Job, node: int) -> None:
         self.job = job
-        self.layouts: dict[str, Layout] = {}
-        self.waiting = Waiting()
-        self.reporter = lambda: Report(1, 1)
         self.heard = Heard()
         self.topology: Topology | None = None
         self.layout_at = 0.0
-        self.talk = Talk(job.context, replace(job.config, node=node), self)
+        self.talk = Talk(job.context, replace(job.config, node=node), Membership(reporter=lambda: Report(1, 1)), self)
 
     def joined(self, topology: Topology) -> None:
         self.topology = topology

@@ -70,32 +70,34 @@ class ClusterSession(SessionWithOutcome):
         raise_limit()
         session = cls(config)
         session._network.start()
-        session._network.ready.wait()
+        session._network.stages.ready.wait()
         try:
             session.check()
         except PsgcError:
             session._network.close()
-            session._network.stopped.wait(LAST_WORDS_S)  # the others are to hear why this rank ends, which this process may do at once
+            session._network.stages.stopped.wait(
+                LAST_WORDS_S
+            )  # the others are to hear why this rank ends, which this process may do at once
             raise
-        topology = session._network.topology
+        topology = session._network.membership.topology
         assert topology is not None
         session.rank, session.ranks = topology.rank, Ranks(topology.node_sizes, topology.node_roots, topology.switches)
         host = Host(session, session._groups, session._network.ask_turn, session._network, config.nonfinite == "raise", config.collectives)
         executor = session._executor = Executor(host, pool_threads(config))
         session._network.steps = executor
-        session._network.reporter = session._report
+        session._network.membership.reporter = session._report
         logger.info("joined rank=%d size=%d servers=%d", topology.rank, topology.size, len(topology.servers))
         return session
 
     def declare(self, declaration: Declaration) -> Layout:
         declaration = self._checked(declaration)
-        known = self._network.layouts.get(declaration.name)
+        known = self._network.membership.layouts.get(declaration.name)
         if known is not None:
             return known
         ticket = self.outcome.board.issue()
         self._network.declare(declaration, lambda _: ticket.finish())
         self.wait([ticket])
-        layout = self._network.layouts[declaration.name]
+        layout = self._network.membership.layouts[declaration.name]
         self._executor.add(layout)
         return layout
 
@@ -117,7 +119,7 @@ class ClusterSession(SessionWithOutcome):
         ticket = self.outcome.board.issue()
         submission = Submission(buffer, ticket, skip, priority=priority)
         with self._opening:
-            known, early = self._network.layouts.get(declaration.name), self._early.get(declaration.name)
+            known, early = self._network.membership.layouts.get(declaration.name), self._early.get(declaration.name)
             if early is not None:
                 early.append(submission)
                 return ticket
@@ -210,13 +212,11 @@ class ClusterSession(SessionWithOutcome):
             self.wait([ticket])
 
     def statistics(self) -> dict[str, int]:
-        client, waiting = self._network.client, self._network.waiting
-        assert client is not None
-        over_groups = self._executor
+        over_servers, over_groups, waiting = self._network.statistics(), self._executor, self._network.membership.waiting
         return {
-            "wire_bytes": self._network.wire_bytes + over_groups.moved_bytes, "resent": client.counts.resent,
-            "gradient_bytes": client.counts.gradient_bytes + over_groups.gradient_bytes,
-            "uncompressed_bytes": client.counts.uncompressed_bytes + over_groups.uncompressed_bytes,
+            "wire_bytes": over_servers["wire_bytes"] + over_groups.moved_bytes, "resent": over_servers["resent"],
+            "gradient_bytes": over_servers["gradient_bytes"] + over_groups.gradient_bytes,
+            "uncompressed_bytes": over_servers["uncompressed_bytes"] + over_groups.uncompressed_bytes,
             "slowest_rank": waiting.slowest_rank, "least_waited_ms": waiting.least_ms, "most_waited_ms": waiting.most_ms,
         }  # fmt: skip
 
@@ -230,7 +230,7 @@ class ClusterSession(SessionWithOutcome):
         )  # fmt: skip
 
     def note_waited(self, seconds: float) -> None:
-        self._network.waiting.own_s += seconds
+        self._network.membership.waiting.own_s += seconds
 
     def close(self) -> None:
         if self.outcome.closed:
@@ -246,7 +246,7 @@ class ClusterSession(SessionWithOutcome):
         self._network.close()
         if self.trace is not None:
             self.trace.close()
-        if self._network.stopped.wait(max(self.config.step_timeout_s, self.config.dead_s) + 5.0):
+        if self._network.stages.stopped.wait(max(self.config.step_timeout_s, self.config.dead_s) + 5.0):
             self._network.join()  # its last moments: a process that counts its threads after shutdown finds none of ours
 
     def _checked(self, given: Declaration) -> Declaration:

@@ -9,7 +9,6 @@ import logging
 import os
 import time
 from collections.abc import Callable, Set
-from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from typing import Any, Final, Protocol
@@ -28,30 +27,16 @@ from psgc.transport.security.curve import control_keys
 from psgc.transport.watch import Pollable
 from psgc.wire.frames import UNASSIGNED_SENDER, Header, Kind
 from psgc.wire.messages import ErrorCode, Notice, Published, Topology, decode_body, decode_json, encode_body
-from psgc.wire.reports import Report
 from psgc.worker.admission import TICK_S, Admission
+from psgc.worker.membership import Membership
 from psgc.worker.requests import Requests
 
 logger = logging.getLogger(__name__)
 TURN_S: Final = 0.02  # time for the scheduler's messages in one turn of the network thread
 
 
-@dataclass(slots=True)
-class Waiting:
-    """How long ranks have waited for results of steps, in total: this rank, and all ranks as the scheduler last reported."""
-
-    own_s: float = 0.0
-    slowest_rank: int = -1  # the one that waited least; -1: not known
-    least_ms: int = 0
-    most_ms: int = 0
-
-
 class Owner(Protocol):
     """What the coordinator tells the network thread."""
-
-    layouts: dict[str, Layout]
-    waiting: Waiting
-    reporter: Callable[[], Report] | None
 
     def joined(self, topology: Topology) -> None: ...
     def laid_out(self, layout: Layout) -> None: ...
@@ -68,8 +53,10 @@ class _Stage(Enum):
 class _Line:
     """What this worker says: under its place in the job, once it is admitted. beat: when it last sent a heartbeat."""
 
-    def __init__(self, dealer: Dealer, job: int) -> None:
-        self.dealer, self._job = dealer, job
+    def __init__(self, context: zmq.Context[Any], config: Config) -> None:
+        identity = b"worker-%s-%d" % (os.urandom(6).hex().encode(), os.getpid())
+        self.dealer = Dealer(context, config.root_endpoint, identity, config.dead_s, control_keys(config.job, config.token))
+        self._job = config.job
         self.topology: Topology | None = None  # once this worker is admitted
         self.beat = 0.0
 
@@ -80,15 +67,13 @@ class _Line:
 
 
 class Coordinator:
-    """See the module's text."""
+    """See the module's text. What it learns of the job is written down in ``job``."""
 
-    def __init__(self, context: zmq.Context[Any], config: Config, owner: Owner) -> None:
-        self._config, self._owner = config, owner
-        identity = b"worker-%s-%d" % (os.urandom(6).hex().encode(), os.getpid())
-        dealer = Dealer(context, config.root_endpoint, identity, config.dead_s, control_keys(config.job, config.token))
+    def __init__(self, context: zmq.Context[Any], config: Config, job: Membership, owner: Owner) -> None:
+        self._config, self._job, self._owner = config, job, owner
         began = time.monotonic()
-        self._line = _Line(dealer, config.job)
-        self._life = Lifeline(config.root_endpoint, config.silence_s, config.dead_s, TICK_S, began, dealer.nobody_listens)
+        self._line = _Line(context, config)
+        self._life = Lifeline(config.root_endpoint, config.silence_s, config.dead_s, TICK_S, began, self._line.dealer.nobody_listens)
         self._admission = Admission(config, self._life, began)
         self.requests = Requests(self._line.send)
         self.told = float("-inf")  # when the scheduler last said what is awaited
@@ -115,7 +100,7 @@ class Coordinator:
 
     def declare(self, declaration: Declaration, then: Callable[[Layout], None], rate: int = 0) -> None:
         """See ``Requests``; a name that has a layout is not declared again."""
-        layout = self._owner.layouts.get(declaration.name)
+        layout = self._job.layouts.get(declaration.name)
         if layout is not None:
             then(layout)
         else:
@@ -123,7 +108,7 @@ class Coordinator:
 
     def tell(self, text: str) -> None:
         """Have the scheduler log what this worker awaits, and tell the other members."""
-        self._line.send(Kind.HEARTBEAT, encode_body(Notice(0, text)), step=int(1e3 * self._owner.waiting.own_s))
+        self._line.send(Kind.HEARTBEAT, encode_body(Notice(0, text)), step=int(1e3 * self._job.waiting.own_s))
 
     def fault(self, text: str, code: int = 0) -> None:
         self._line.send(Kind.FAULT, encode_body(Notice(code, text)))
@@ -163,9 +148,9 @@ class Coordinator:
         line.dealer.tick(now)
         if now - line.beat >= self._config.heartbeat_s and line.topology is not None:
             line.beat = now
-            self._line.send(Kind.HEARTBEAT, step=int(1e3 * self._owner.waiting.own_s))
-            if self._owner.reporter is not None:
-                self._line.send(Kind.REPORT, encode_body(self._owner.reporter()))
+            self._line.send(Kind.HEARTBEAT, step=int(1e3 * self._job.waiting.own_s))
+            if self._job.reporter is not None:
+                self._line.send(Kind.REPORT, encode_body(self._job.reporter()))
         if self._line.topology is None and self._admission.due(now):
             self.register()
         if self._line.topology is None and self._stage is _Stage.MEMBER:
@@ -200,7 +185,7 @@ class Coordinator:
 
     def _handle(self, header: Header, body: bytes) -> None:
         if header.kind == Kind.TOPOLOGY and self._line.topology is None:
-            topology = self._line.topology = Topology.from_body(decode_json(body, "TOPOLOGY"))
+            topology = self._line.topology = self._job.topology = Topology.from_body(decode_json(body, "TOPOLOGY"))
             self._life.alive = partial(member_alive, topology.scheduler_host, topology.scheduler_pid, topology.scheduler_started)
             self._owner.joined(topology)
         elif header.kind == Kind.DECLARE:
@@ -228,7 +213,7 @@ class Coordinator:
             self.told = time.monotonic()
             self._warn(AWAITED, f"scheduler: {decode_body(Notice, body).text}")
         elif header.kind == Kind.HEARTBEAT and header.step:
-            waiting = self._owner.waiting
+            waiting = self._job.waiting
             waiting.slowest_rank, waiting.least_ms, waiting.most_ms = header.plan, header.key, header.step
 
     def _laid_out(self, header: Header, body: bytes) -> None:
@@ -237,6 +222,7 @@ class Coordinator:
             return
         layout = Layout.from_json(body)
         self._owner.laid_out(layout)
+        self._job.layouts[layout.name] = layout
         for then in waiting:
             then(layout)
 

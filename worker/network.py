@@ -1,8 +1,7 @@
 """The network thread: the only place of a worker that does I/O. It holds the GIL for headers, never for payloads.
 
-It carries out the actions of the client's state machine, takes calls from other threads through its mailbox, and says when the job has failed. It carries
-contributions (``contributions.py``) and knows no codecs and no buckets. Connections to servers (``connections/servers.py``) and the conversation with the
-scheduler (``coordinator.py``) run in it.
+It takes calls from other threads through its mailbox, and says when the job has failed. What is pushed to servers and pulled (``push_pull.py``) and the
+conversation with the scheduler (``coordinator.py``) run in it.
 docs/design.md says why it is a thread and not a process, and what that costs.
 """
 
@@ -12,7 +11,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import zmq
@@ -28,27 +26,18 @@ from psgc.transport.control.voice import PARTS
 from psgc.transport.watch import Watch
 from psgc.wire.frames import Kind
 from psgc.wire.messages import ErrorCode, Topology
-from psgc.wire.reports import Report
 from psgc.worker.admission import TICK_S
-from psgc.worker.client import Action, Client, Failed, Greet, Measured, Result, Transferred, Transmit
-from psgc.worker.connections.servers import ServerConnections
-from psgc.worker.contributions import Contribution, Contributions, Slot
-from psgc.worker.coordinator import Coordinator, Waiting
+from psgc.worker.contributions import Contribution, Slot
+from psgc.worker.coordinator import Coordinator
+from psgc.worker.membership import Membership
 from psgc.worker.outcome import Outcome
+from psgc.worker.push_pull import PushPull
 from psgc.worker.residuals.transfers import Transfer
 from psgc.worker.tickets import StepTicket
 
 logger = logging.getLogger(__name__)
 LINGER_MS = 2000  # limit on getting rid of the last messages, as why this rank ends; on a busy machine this may take a while
 TURN_S = 0.02  # time for other threads' calls in one turn of the loop
-
-
-@dataclass(slots=True)
-class _Transferring:
-    """Transfers that one call waits for."""
-
-    ticket: StepTicket
-    left: int
 
 
 class Steps(Protocol):
@@ -61,28 +50,29 @@ class Steps(Protocol):
         """What to say of that which this rank waits for. first_s: how long after its begin it is said first."""
 
 
+class Stages:
+    """How far this worker has come: everyone is there (``ready``), it is leaving, the network thread has ended (``stopped``)."""
+
+    def __init__(self) -> None:
+        self.ready, self.stopped = threading.Event(), threading.Event()
+        self.leaving_since: float | None = None
+
+
 class Network(threading.Thread):
-    """Start it, then ``ready`` is set once the scheduler has everyone, or the outcome says why not."""
+    """Start it, then ``stages.ready`` is set once the scheduler has everyone, or the outcome says why not. steps: the executor, once it is there."""
 
     def __init__(self, config: Config, outcome: Outcome) -> None:
         super().__init__(name="psgc-network", daemon=True)
         self.config, self.outcome = config, outcome
         self.mailbox = Mailbox()
-        self.ready, self.stopped = threading.Event(), threading.Event()
-        self.topology: Topology | None = None
-        self.layouts: dict[str, Layout] = {}
-        self.client: Client | None = None
+        self.stages = Stages()
+        self.membership = Membership()
         self.trace = worker_trace(config)
-        self.waiting = Waiting()
-        self.reporter: Callable[[], Report] | None = None  # what this rank tells of itself once a heartbeat
         self.steps: Steps | None = None
-        self._contributions = Contributions()
         self._watch = Watch()
         self._context: zmq.Context[Any] = zmq.Context()
-        self._coordinator = Coordinator(self._context, config, self)
-        self._connections = ServerConnections(config, self.trace, self)
-        self._undeclared: list[tuple[Declaration, Callable[[Layout], None]]] = []  # they wait until the connections have been measured
-        self._closing_since: float | None = None
+        self._coordinator = Coordinator(self._context, config, self.membership, self)
+        self._push_pull = PushPull(config, self.trace, self)
 
     # called by other threads
 
@@ -92,15 +82,15 @@ class Network(threading.Thread):
 
     def slot(self, key: int) -> Slot:
         """See ``Servers``. The key's layout has been laid out."""
-        return self._contributions.slot(key)
+        return self._push_pull.contributions.slot(key)
 
     def contribute(self, contribution: Contribution) -> None:
         """See ``Servers``."""
-        self._soon(self._contribute, contribution)
+        self._soon(self._push_pull.contribute, contribution)
 
     def taken(self, key: int) -> None:
         """See ``Servers``."""
-        self._soon(self._taken, key)
+        self._soon(self._push_pull.taken, key)
 
     def _soon(self, call: Callable[..., None], *args: Any) -> None:
         """Call it in this thread: at once, if it is the one that asks."""
@@ -111,11 +101,11 @@ class Network(threading.Thread):
 
     def transfer(self, transfers: list[Transfer], ticket: StepTicket) -> None:
         """Ask the servers for residuals, or set them; the ticket is done when all are answered."""
-        self.mailbox.put(self._transfer, transfers, ticket)
+        self.mailbox.put(self._push_pull.transfer, transfers, ticket)
 
     def retire(self, layout: Layout) -> None:
         """Give back what the layout takes here and on the servers. Every rank has declared its successor, and none of its steps is under way."""
-        self.mailbox.put(self._retire, layout)
+        self.mailbox.put(self._push_pull.retire, layout)
 
     def tell_broken(self, text: str) -> None:
         """Have the scheduler end the job because a collective broke; it knows who has left."""
@@ -152,25 +142,17 @@ class Network(threading.Thread):
 
     def joined(self, topology: Topology) -> None:
         """Everyone is there: connect to the servers. ``ready`` when all have answered."""
-        config = self.config
-        self.topology = topology
         if self.trace is not None:
             self.trace.joined(topology.rank, topology.node_sizes)
-        self.client = Client(
-            topology.rank, config.job, topology.epoch, len(topology.servers), config.credit_bytes, config.credit_parts,
-            silence_s=config.silence_s,
-        )  # fmt: skip
-        self._connections.connect(topology, self.client, self._coordinator.began)
+        self._push_pull.begin(topology, self._coordinator.began)
         if not topology.servers:
             self.reached()
 
     def laid_out(self, layout: Layout) -> None:
-        """A layout has been agreed: make its slots."""
-        assert self.client is not None
+        """A layout has been agreed."""
         if self.trace is not None:
             self.trace.laid_out(layout)
-        self.client.add_layout(layout.served, self._contributions.add(layout, self.client.rank))
-        self.layouts[layout.name] = layout
+        self._push_pull.add(layout)
 
     def turn(self, key: int) -> None:
         """A key's next step has its turn among named tensors."""
@@ -184,19 +166,19 @@ class Network(threading.Thread):
             return
         logger.log(logging.DEBUG if error.told else logging.ERROR, "job failed reason=%s", text)
         self.outcome.board.fail()
-        self.ready.set()
+        self.stages.ready.set()
         self._coordinator.release()
-        if self._closing_since is None:
+        if not self.leaving:
             last_words = "" if error.told else text
             Watchdog(
-                SAVES, self.stopped, self.config.abort_grace_s, self.config.save_timeout_s, last_words, self._tell_where_it_hung
+                SAVES, self.stages.stopped, self.config.abort_grace_s, self.config.save_timeout_s, last_words, self._tell_where_it_hung
             ).start()
         self.outcome.run_calls()
 
     def _tell_where_it_hung(self) -> None:
         """For a script that Ctrl-C did not interrupt: it is in a call that does not return to Python, or its signal came just before it fell asleep."""
-        if self.topology is not None and (where := main_place()):
-            self.outcome.launcher.tell("hung", where, self.topology.rank)
+        if (topology := self.membership.topology) is not None and (where := main_place()):
+            self.outcome.launcher.tell("hung", where, topology.rank)
 
     # the thread
 
@@ -215,49 +197,53 @@ class Network(threading.Thread):
         except BaseException as error:
             logger.debug("network thread", exc_info=True)
             text = str(error) if isinstance(error, PsgcError) else f"network thread: {type(error).__name__}: {error}"
-            self.end_job(f"rank {self._rank_text()}: {text}")
+            self.end_job(f"rank {self.membership.rank_text}: {text}")
         finally:
             self._shut()
 
     def _turn(self, next_tick: float) -> None:
-        self._connections.flush()
-        things = [(self.mailbox.fileno(), zmq.POLLIN), (self._connections.fileno(), zmq.POLLIN), *self._coordinator.pollables()]
-        ready = self._watch.wait(things, 0.0 if self._connections.pending else next_tick - time.monotonic())
+        connections = self._push_pull.connections
+        connections.flush()
+        things = [(self.mailbox.fileno(), zmq.POLLIN), (connections.fileno(), zmq.POLLIN), *self._coordinator.pollables()]
+        ready = self._watch.wait(things, 0.0 if connections.pending else next_tick - time.monotonic())
         self._coordinator.receive(ready)
         if self.mailbox.fileno() in ready:
             for call, args in self.mailbox.drain(TURN_S):
                 call(*args)
-        if self._connections.fileno() in ready or self._connections.pending:
-            self._connections.serve()
+        if connections.fileno() in ready or connections.pending:
+            connections.serve()
 
     def _tick(self, now: float) -> bool:
         """Returns whether this worker has left the job."""
         self._coordinator.tick(now)
-        self._connections.tick(now)
-        if self.client is not None and not self.outcome.failed:
-            texts = self.client.tick(now, self._coordinator.told)
+        self._push_pull.connections.tick(now)
+        client, since = self._push_pull.client, self.stages.leaving_since
+        if client is not None and not self.outcome.failed:
+            texts = client.tick(now, self._coordinator.told)
             for text in texts if texts and self._coordinator.voice.speaks(PARTS) else ():
                 logger.warning("%s", text)
         if self.steps is not None and not self.outcome.failed:
             for text in self.steps.late(now, self.config.silence_s):
                 self.say("groups", text)
-        if self._closing_since is None:
+        if since is None:
             return False
         patience_s = self.config.silence_s if self.outcome.failed else self._coordinator.farewell_s()
-        return self._coordinator.left or now - self._closing_since > patience_s
+        return self._coordinator.left or now - since > patience_s
 
     # called by connections and steps, in this thread
 
     @property
-    def closing(self) -> bool:
-        """See ``ServerConnections``' owner."""
-        return self._closing_since is not None
+    def leaving(self) -> bool:
+        """Whether this worker is leaving the job."""
+        return self.stages.leaving_since is not None
 
     def reached(self) -> None:
         """Everyone is there, and every server has answered."""
-        if self.topology is not None and not self.ready.is_set():
-            self.outcome.launcher.tell("joined", rank=self.topology.rank)
-            self.ready.set()
+        if not self.stages.ready.is_set():
+            topology = self.membership.topology
+            assert topology is not None
+            self.outcome.launcher.tell("joined", rank=topology.rank)
+            self.stages.ready.set()
 
     def say(self, topic: str, text: str) -> None:
         """Warn here, and have the scheduler tell the other members."""
@@ -273,77 +259,9 @@ class Network(threading.Thread):
             finally:
                 self.failed(text)
 
-    def apply(self, actions: list[Action]) -> None:
-        """Carry out what the client's state machine says."""
-        assert self.client is not None
-        for action in actions:
-            if isinstance(action, Transmit):
-                slot = self.slot(action.header.key) if action.payload else None
-                self._connections.send(action.server, action.header, b"" if action.body is None else action.body, slot)
-            elif isinstance(action, Result):
-                self._contributions.current[action.key].then(action.flags, action.payload)
-            elif isinstance(action, Greet):
-                self._connections.greet(action.server, Kind.HELLO)
-            elif isinstance(action, Transferred):
-                self._transferred(action.transfer)
-            elif isinstance(action, Measured):
-                self._measured()
-            elif isinstance(action, Failed):
-                self.end_job(action.text)
-
     def _declare(self, declaration: Declaration, then: Callable[[Layout], None]) -> None:
-        """Send the declarations that waited for the connections' measurement: the scheduler cuts parts by the slowest rate."""
-        if self.client is not None and self.client.measured:
-            self._coordinator.declare(declaration, then, self.client.rate)
-        else:
-            self._undeclared.append((declaration, then))
-
-    def _measured(self) -> None:
-        assert self.client is not None
-        logger.info("connections measured bytes_per_s=%d", self.client.rate)
-        waiting, self._undeclared = self._undeclared, []
-        for declaration, then in waiting:
-            self._coordinator.declare(declaration, then, self.client.rate)
-
-    def _contribute(self, contribution: Contribution) -> None:
-        if self.outcome.failed:
-            return
-        assert self.client is not None
-        key = contribution.key
-        self._contributions.current[key] = contribution
-        if contribution.priority is not None:
-            self.client.prioritise([key], contribution.priority)
-        actions = self.client.submit(
-            key, time.monotonic(), contribution.payload_bytes, nonfinite=contribution.nonfinite, skip=contribution.skip,
-            previous_skipped=contribution.previous_skipped, rescale=contribution.rescale,
-        )  # fmt: skip
-        self.apply(actions)
-
-    def _taken(self, key: int) -> None:
-        if not self.outcome.failed and self.client is not None:
-            del self._contributions.current[key]
-            self.client.taken(key)
-
-    def _transfer(self, transfers: list[Transfer], ticket: StepTicket) -> None:
-        if self.outcome.failed or not transfers:
-            ticket.finish()
-            return
-        assert self.client is not None
-        left = _Transferring(ticket, len(transfers))
-        for transfer in transfers:
-            transfer.owner = left
-        self.apply(self.client.transfer(transfers, time.monotonic()))
-
-    def _retire(self, layout: Layout) -> None:
-        self._contributions.remove(layout)
-        if not self.outcome.failed and any(True for _ in layout.served.parts()):
-            self._connections.send_to_all(Kind.RETIRE, layout.id)
-
-    @staticmethod
-    def _transferred(transfer: Transfer) -> None:
-        transfer.owner.left -= 1
-        if transfer.owner.left == 0:
-            transfer.owner.ticket.finish()
+        """When the connections have been measured: the scheduler cuts parts by the slowest rate."""
+        self._push_pull.with_rate(lambda rate: self._coordinator.declare(declaration, then, rate))
 
     def _barrier(self, number: int, passed: threading.Event, layout: int) -> None:
         if not self.outcome.failed:
@@ -352,24 +270,25 @@ class Network(threading.Thread):
             passed.set()
 
     def _close(self) -> None:
-        if self._closing_since is None:
-            self._closing_since = time.monotonic()
-            self._connections.send_to_all(Kind.BYE)
+        if not self.leaving:
+            self.stages.leaving_since = time.monotonic()
+            self._push_pull.connections.send_to_all(Kind.BYE)
             self._coordinator.leave()
 
     def _shut(self) -> None:
-        self._connections.close()
+        self._push_pull.connections.close()
         self._coordinator.close(LINGER_MS)
         self._context.destroy(linger=LINGER_MS)
-        self._contributions.close()
+        self._push_pull.contributions.close()
         if not self.outcome.failed:
             self.outcome.launcher.tell("left")
-        self.stopped.set()
+        self.stages.stopped.set()
 
-    def _rank_text(self) -> str:
-        return "?" if self.topology is None else str(self.topology.rank)
-
-    @property
-    def wire_bytes(self) -> int:
-        """See ``ServerConnections.wire_bytes``."""
-        return self._connections.wire_bytes
+    def statistics(self) -> dict[str, int]:
+        """Bytes that this rank has moved, what they stand for, and parts that were sent again."""
+        client = self._push_pull.client
+        assert client is not None
+        return {
+            "wire_bytes": self._push_pull.connections.wire_bytes, "resent": client.counts.resent,
+            "gradient_bytes": client.counts.gradient_bytes, "uncompressed_bytes": client.counts.uncompressed_bytes,
+        }  # fmt: skip

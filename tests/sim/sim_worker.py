@@ -18,7 +18,8 @@ from psgc.wire.frames import Flag, Header, Kind
 from psgc.wire.messages import Notice, Topology, decode_body
 from psgc.worker import client as worker_client
 from psgc.worker.client import Failed, Greet, Measured, Result, Transferred, Transmit
-from psgc.worker.coordinator import Coordinator, Waiting
+from psgc.worker.coordinator import Coordinator
+from psgc.worker.membership import Membership
 from psgc.worker.residuals.transfers import Transfer
 
 if TYPE_CHECKING:
@@ -53,13 +54,12 @@ class SimWorker:
     def __init__(self, world: World, node: int) -> None:
         self.world, self.clock, self.rng = world, world.clock, world.rng
         self.node = node
-        self.layouts: dict[str, Layout] = {}
-        self.waiting = Waiting()
+        self.membership = Membership()
+        self.layouts: dict[str, Layout] = {}  # as servers see them
         self.client: worker_client.Client | None = None
         self.links: list[Line] = []
         self.slots: dict[int, Any] = {}
         self.results = self.residuals = 0
-        self.reporter = None
         self.ended = False
         self._buckets: dict[tuple[int, int], _Bucket] = {}
         self._by_key: dict[int, _Bucket] = {}
@@ -79,7 +79,7 @@ class SimWorker:
             token=world.token,
         )
         self.dealer = SimDealer(self)
-        self.coordinator = Coordinator(self.dealer, config, self)  # type: ignore[arg-type]
+        self.coordinator = Coordinator(self.dealer, config, self.membership, self)  # type: ignore[arg-type]
         self.dealer.connect()
         self.clock.after(WORKER_TICK_S * self.rng.random(), self._tick)
 

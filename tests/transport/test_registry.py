@@ -59,7 +59,7 @@ def train(config: Config) -> list[str]:
         array = contribution(session.rank, step)
         session.wait([session.submit_named(declaration, ArrayBuffer(array))])
         assert np.array_equal(array, contribution(0, step) + contribution(1, step))
-    used = [link.transport.name for link in session._network._connections.links]
+    used = [link.route.transport.name for link in session._network._push_pull.connections.links]
     session.close()
     return used
 

@@ -15,7 +15,8 @@ from psgc.layout import Layout
 from psgc.wire.frames import SCHEDULER_SENDER, Header, Kind
 from psgc.wire.messages import ErrorCode, Notice, Topology, encode_body
 from psgc.worker import coordinator as module
-from psgc.worker.coordinator import Coordinator, Waiting
+from psgc.worker.coordinator import Coordinator
+from psgc.worker.membership import Membership
 
 
 class Connection:
@@ -48,11 +49,6 @@ class Connection:
 
 
 class Owner:
-    def __init__(self) -> None:
-        self.layouts: dict[str, Layout] = {}
-        self.waiting = Waiting()
-        self.reporter = None
-
     def joined(self, topology: Any) -> None:
         raise AssertionError(topology)
 
@@ -68,7 +64,7 @@ def test_what_the_scheduler_says_takes_no_more_than_a_turn_and_none_of_it_is_los
     connection, milliseconds = Connection(1000), itertools.count()
     monkeypatch.setattr(module, "Dealer", lambda *_: connection)
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(milliseconds) / 1000))
-    coordinator = Coordinator(None, Config(root_host="127.0.0.1", root_port=9, job=1), Owner())  # type: ignore[arg-type]
+    coordinator = Coordinator(None, Config(root_host="127.0.0.1", root_port=9, job=1), Membership(), Owner())  # type: ignore[arg-type]
     turns = 0
     while connection.waiting:
         before = connection.waiting
@@ -83,7 +79,7 @@ def test_a_scheduler_that_does_not_answer_is_named_with_how_long_it_has_been_awa
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "Dealer", lambda *_: Connection(0))
-    coordinator = Coordinator(None, Config(root_host="127.0.0.1", root_port=9, job=1), Owner())  # type: ignore[arg-type]
+    coordinator = Coordinator(None, Config(root_host="127.0.0.1", root_port=9, job=1), Membership(), Owner())  # type: ignore[arg-type]
     for tick in range(30):
         coordinator.tick(coordinator.began + tick * module.TICK_S)
     assert [record.getMessage() for record in caplog.records] == [
@@ -99,7 +95,7 @@ def test_a_scheduler_that_never_answers_is_given_up_at_the_limit_but_one_that_ta
 ) -> None:
     monkeypatch.setattr(module, "Dealer", lambda *_: Connection(0))
     config = Config(root_host="127.0.0.1", root_port=9, job=1, register_timeout_s=4.0)
-    coordinator = Coordinator(None, config, Owner())  # type: ignore[arg-type]
+    coordinator = Coordinator(None, config, Membership(), Owner())  # type: ignore[arg-type]
     if connected:
         coordinator._life.connection(True, coordinator.began)
     ticks = round(gave_up_s / module.TICK_S)
@@ -119,7 +115,7 @@ def test_a_scheduler_that_is_silent_is_named_unless_the_job_has_failed(
 ) -> None:
     """Why the job failed is the last line."""
     monkeypatch.setattr(module, "Dealer", lambda *_: Connection(0))
-    coordinator = Coordinator(None, Config(root_host="127.0.0.1", root_port=9, job=1), Owner())  # type: ignore[arg-type]
+    coordinator = Coordinator(None, Config(root_host="127.0.0.1", root_port=9, job=1), Membership(), Owner())  # type: ignore[arg-type]
     coordinator._topology = Topology(0, 1, 1, (1,), 1, (), ("0.0@here",))
     coordinator._life.connection(True, coordinator.began)
     if failed:
@@ -139,7 +135,7 @@ def test_a_worker_that_leaves_and_meets_the_next_jobs_scheduler_has_left(monkeyp
         connection = Connection(0)
         monkeypatch.setattr(connection, "receive", lambda: iter([(Header(Kind.ERROR, job=1, sender=SCHEDULER_SENDER), refusal)]))
         monkeypatch.setattr(module, "Dealer", lambda *_, connection=connection: connection)
-        coordinator = Coordinator(None, Config(root_host="127.0.0.1", root_port=9, job=1), Owner())  # type: ignore[arg-type]
+        coordinator = Coordinator(None, Config(root_host="127.0.0.1", root_port=9, job=1), Membership(), Owner())  # type: ignore[arg-type]
         coordinator._topology = Topology(0, 1, 1, (1,), 1, (), ("0.0@here",))
         if leaves:
             coordinator.leave()

@@ -8,13 +8,14 @@ from psgc.config import Config
 from psgc.layout import Declaration, Layout, TensorSpec, build_layout
 from psgc.program.ranks import Ranks
 from psgc.worker.cluster import ClusterSession
+from psgc.worker.membership import Membership
 
 
 class Network:
     """In place of the network thread: the test says when the layout is there."""
 
     def __init__(self) -> None:
-        self.layouts: dict[str, Layout] = {}
+        self.membership = Membership()
         self.told: Any = None
 
     def declare(self, declaration: Declaration, then: Any) -> None:
@@ -43,7 +44,7 @@ def test_a_step_that_is_submitted_while_the_layout_arrives_does_not_overtake_tho
     for buffer in ("first", "second"):
         session.submit_named(declaration, buffer)  # type: ignore[arg-type]
     layout = build_layout(declaration, layout_id=1, servers=1, workers=2)
-    network.layouts["x"] = layout  # the network thread knows it, and has not told yet
+    network.membership.layouts["x"] = layout  # the network thread knows it, and has not told yet
     session.submit_named(declaration, "third")  # type: ignore[arg-type]
     assert executor.submitted == []
     network.told(layout)

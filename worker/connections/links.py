@@ -11,12 +11,13 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from psgc.config import Config
 from psgc.errors import PsgcError, RemoteProtocolError
 from psgc.transport.host import host_id
-from psgc.transport.link import Link, Transport, Trouble
+from psgc.transport.link import Dial, Link, Transport, Trouble
 from psgc.transport.link_set import LinkSet
 from psgc.transport.memory.segment import Place
 from psgc.transport.security.handshake import NONCE_BYTES, PATIENCE_S, Refused, WorkerProof
@@ -28,22 +29,33 @@ logger = logging.getLogger(__name__)
 RECONNECT_S: Final = 0.5
 
 
+@dataclass(frozen=True, slots=True)
+class Route:
+    """How a server is reached. address: the server's, of the transport. proof: makes the worker's side of a handshake."""
+
+    server: int
+    transport: Transport
+    address: str
+    same_host: bool
+    dial: Dial
+    proof: Callable[[], WorkerProof]
+
+    def remedy(self, trouble: Trouble) -> str:
+        """What is wrong, and how to mend it."""
+        return self.transport.remedy(self.address, self.same_host, trouble)
+
+
 class ServerLink:
     """One server's connection, made again when it breaks. ``wire_bytes`` counts headers and payloads in both directions, on any transport.
 
-    address: the server's, of that transport. proof: makes the worker's side of a handshake. links: where the connections of this thread are polled.
+    links: where the connections of this thread are polled.
     """
 
-    def __init__(
-        self, server: ServerAddress, transport: Transport, config: Config, links: LinkSet, proof: Callable[[], WorkerProof]
-    ) -> None:
-        self.server, self.transport = server.index, transport
-        self.address = server.by_transport[transport.name]
+    def __init__(self, route: Route, links: LinkSet) -> None:
+        self.server, self.route = route.server, route
         self.wire_bytes = 0
-        self._same_host = server.host == host_id()
-        self._dial = transport.dialer(self.address, config)
         self._last = Trouble(None, "it has not answered yet")
-        self._links, self._proof = links, proof
+        self._links = links
         self._link: Link | None = None
         self._up = False
         self._retry_at = 0.0
@@ -77,8 +89,7 @@ class ServerLink:
     def remedy(self) -> str:
         """Why the connection is not up, and how to mend it: the state of the present attempt, or how the last one ended."""
         silent = self._link is not None and not self._link.closed and self._link.reached
-        trouble = Trouble(0, "it accepts connections and says nothing") if silent else self._last
-        return self.transport.remedy(self.address, self._same_host, trouble)
+        return self.route.remedy(Trouble(0, "it accepts connections and says nothing") if silent else self._last)
 
     @property
     def up(self) -> bool:
@@ -129,7 +140,7 @@ class ServerLink:
             self._lose(f"no answer for {PATIENCE_S:.0f} s", 0 if self._link.reached else errno.ETIMEDOUT)
         self._began = now
         try:
-            self._link = self._dial(self._proof())
+            self._link = self.route.dial(self.route.proof())
         except socket.gaierror as error:
             self._lose(f"its name cannot be looked up ({error.strerror})", errno.EADDRNOTAVAIL)
         except OSError as error:
@@ -184,4 +195,5 @@ def connect_server(server: ServerAddress, links: LinkSet, config: Config, *, ran
         nonce = secrets.token_bytes(NONCE_BYTES)
         return WorkerProof(transport.label, server.index, epoch, rank, key, host_id(), nonce, encrypt=encrypt)
 
-    return ServerLink(server, transport, config, links, proof)
+    address = server.by_transport[transport.name]
+    return ServerLink(Route(server.index, transport, address, same_host, transport.dialer(address, config), proof), links)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from psgc.config import Config
@@ -35,10 +36,9 @@ class Owner(Protocol):
     def outcome(self) -> Outcome: ...
 
     @property
-    def closing(self) -> bool:
+    def leaving(self) -> bool:
         """Whether this worker is leaving the job."""
 
-    def apply(self, actions: list[Action]) -> None: ...
     def reached(self) -> None:
         """Every server has answered at least once."""
 
@@ -49,10 +49,10 @@ class Owner(Protocol):
 
 
 class ServerConnections:
-    """See the module's text. Without servers until ``connect``."""
+    """See the module's text. Without servers until ``connect``. apply: carries out what the client's state machine says."""
 
-    def __init__(self, config: Config, trace: WorkerTrace | None, owner: Owner) -> None:
-        self._config, self._trace, self._owner = config, trace, owner
+    def __init__(self, config: Config, trace: WorkerTrace | None, owner: Owner, apply: Callable[[list[Action]], None]) -> None:
+        self._config, self._trace, self._owner, self._apply = config, trace, owner, apply
         self.links: list[ServerLink] = []
         self._set = LinkSet(PacedLink.of(config.link_mbit, config.link_fd) if config.link_mbit else None)
         self._client: Client
@@ -66,7 +66,7 @@ class ServerConnections:
         for server in topology.servers:
             self.links.append(connect_server(server, self._set, config, rank=topology.rank, epoch=topology.epoch, key=key))
         self._reach = Reach(
-            topology.rank, [link.address for link in self.links], began, time.monotonic(), config.silence_s,
+            topology.rank, [link.route.address for link in self.links], began, time.monotonic(), config.silence_s,
             config.register_timeout_s, config.step_timeout_s,
         )  # fmt: skip
         for link in self.links:
@@ -99,7 +99,7 @@ class ServerConnections:
                 if connection.closed:
                     self._look_at(link)
                 elif link.up and not self._owner.outcome.failed:
-                    self._owner.apply(self._client.departed(link.server, link.unsent, time.monotonic()))
+                    self._apply(self._client.departed(link.server, link.unsent, time.monotonic()))
 
     def tick(self, now: float) -> None:
         """Make connections again that are down, and name what is lost or out of reach."""
@@ -142,7 +142,7 @@ class ServerConnections:
                 if self._trace is not None:
                     self._trace.received(server, header)
                 if not self._owner.outcome.failed:
-                    self._owner.apply(client.receive(server, header, payload, time.monotonic()))
+                    self._apply(client.receive(server, header, payload, time.monotonic()))
         except RemoteProtocolError as error:
             self._owner.end_job(f"rank {client.rank}: server {server}: {error}")
         if self._trace is not None and link.receiving:
@@ -159,7 +159,7 @@ class ServerConnections:
                 if reach.all_answered:
                     self._owner.reached()
                 self._name_lost(link.server)
-                self._owner.apply(client.connected(link.server, time.monotonic(), queues=link.queues))
+                self._apply(client.connected(link.server, time.monotonic(), queues=link.queues))
             else:
                 self._lost.setdefault(link.server, time.monotonic())
                 reach.down(link.server, time.monotonic())
@@ -168,7 +168,7 @@ class ServerConnections:
     def _name_unreached(self, now: float) -> None:
         """Say which servers cannot be reached, and why: here, and by the scheduler to everyone; give up in the end."""
         reach = self._reach
-        if reach is None or self._owner.outcome.failed or self._owner.closing:
+        if reach is None or self._owner.outcome.failed or self._owner.leaving:
             return
         for server in reach.unsteady:
             reach.progress(server, self._client.moved(server, now))
@@ -181,5 +181,5 @@ class ServerConnections:
     def _name_lost(self, server: int) -> None:
         """Log lost connections, but only after ``LOST_S``: a server that ends closes its connections a moment before the scheduler tells of the job's
         end."""
-        if self._lost.pop(server, None) is not None and not self._owner.closing and not self._owner.outcome.failed:
+        if self._lost.pop(server, None) is not None and not self._owner.leaving and not self._owner.outcome.failed:
             logger.warning("connection to server %d lost; it is re-made, and what was in flight is sent again", server)
