@@ -11,17 +11,15 @@ import pytest
 from psgc.errors import UsageError
 from psgc.plan.inputs.cluster import Cluster, Link
 from psgc.plan.inputs.profile import CostCurve, Profile, TensorProfile
+from psgc.plan.model.collectives import BETWEEN_GPUS, IN_HOSTS_MEMORY, RINGS
 from psgc.plan.model.costs import (
     ALL_LINKS,
-    BETWEEN_GPUS,
     BOTH_WAYS,
     CPU,
     GPU,
     IN_FLIGHT,
-    IN_HOSTS_MEMORY,
     INTRA,
     RECEIVE,
-    RINGS,
     SEND,
     SERVER,
     CodecCosts,
@@ -57,7 +55,7 @@ def test_a_ring_passes_each_nodes_link_once() -> None:
 
 def test_hierarchy_shares_the_nodes_link_among_its_ranks() -> None:
     found = by_action("intra.reduce_scatter", "inter.all_reduce", "intra.all_gather")
-    assert found["intra.reduce_scatter"] == ("intra.reduce_scatter", INTRA, 1.0, pytest.approx(4 / 2), "", 1.0, 1.0)
+    assert found["intra.reduce_scatter"] == Task("intra.reduce_scatter", INTRA, 1.0, pytest.approx(4 / 2))
     assert found["inter.all_reduce"].per_element_us == pytest.approx(2 * (2 * 3 / 4 * 2 * 10))  # two ranks with half the elements each
     assert found["intra.all_gather"].per_element_us == pytest.approx(4 / 2)
 
@@ -98,7 +96,7 @@ def test_of_a_flat_gather_the_roots_link_carries_what_comes_from_other_nodes() -
 
 def test_servers_links_can_be_the_narrow_ones() -> None:
     found = by_action("flat.push", "flat.pull")
-    assert found["flat.push"] == ("flat.push", SEND, 0.0, pytest.approx(4 * 10 * 2 * 4 / 2), "", 1.0, 1.0)  # 8 ranks into 2 servers
+    assert found["flat.push"] == Task("flat.push", SEND, 0.0, pytest.approx(4 * 10 * 2 * 4 / 2))  # 8 ranks into 2 servers
     assert found["flat.pull"].resource == RECEIVE
     assert by_action("intra.reduce", "inter.push", "inter.pull", "intra.broadcast")["inter.push"].per_element_us == pytest.approx(
         4 * 10 * 2
@@ -130,7 +128,7 @@ def test_a_device_without_times_is_named() -> None:
 def test_a_server_adds_every_payload_and_finishes_its_share() -> None:
     option = ("intra.reduce_scatter", "comp@gpu", "inter.push.c", "inter.pull.c", "decomp@gpu", "intra.all_gather")
     made = [task for task in tasks(option, CLUSTER, CODEC) if task.resource == SERVER]
-    assert [(task.curve, task.share, task.times) for task in made] == [("server.decode", 1 / 4, 8.0), ("server.encode", 1 / 2, 1.0)]
+    assert [(task.curve, task.share, task.times) for task in made] == [("server.sum:4", 1 / 2, 1.0)]
 
 
 def test_answers_may_be_of_another_size_than_pushes() -> None:
@@ -146,9 +144,11 @@ def test_answers_may_be_of_another_size_than_pushes() -> None:
 def test_what_is_not_encoded_is_copied_where_the_profile_has_times_for_it() -> None:
     raw = CodecCosts("half", PAYLOAD, {}, raw={"cpu": CostCurve((1.0, 2.0), (1.0, 2.0), (1.0, 2.0))})
     made = tasks(("flat.push", "flat.pull"), CLUSTER, raw)
-    assert [task.resource for task in made if task.resource != IN_FLIGHT] == [CPU, SEND, SERVER, SERVER, RECEIVE, CPU]
-    passes = [raw.task_us(task, 10.0) for task in made if task.curve == "raw:server.decode"]
-    assert passes == [pytest.approx(10 / 2 * 8)] * 2  # the server's share of all parts, and the rest of this one
+    assert [task.resource for task in made if task.resource != IN_FLIGHT] == [CPU, SEND, SERVER, RECEIVE, CPU]
+    passes = [raw.task_us(task, 10.0) for task in made if task.curve == "raw:server.sum:8"]
+    assert (
+        passes == [pytest.approx(10 / 2 * 9)] * 2
+    )  # eight payloads and the sum: the server's share of all parts, and the rest of this one
 
 
 def test_without_times_of_the_workers_own_copies_no_copies_are_counted() -> None:

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from psgc.plan.inputs.carriers import CarrierCosts
 from psgc.plan.inputs.cluster import Cluster, Link
-from psgc.plan.inputs.estimates import with_overheads
+from psgc.plan.inputs.estimates import with_carriers
 from psgc.plan.inputs.profile import CostCurve, Profile, TensorProfile
 from psgc.plan.methods.bound import lower_bounds
 from psgc.plan.methods.search import search
@@ -21,7 +22,7 @@ from psgc.plan.model.timeline import chains_of, run
 def test_a_lone_part_takes_what_the_profile_measured_and_each_further_one_what_the_next_part_took() -> None:
     """Measured: 300 us for a lone part there and back besides its bytes and latencies, and 80 us for each further one under way. One worker and
     one server, no bytes: 300 us for one part, 300 + 31 * 80 for 32."""
-    measured = CodecCosts("none", 0.0, {}, part_us=300.0, next_part_us=80.0)
+    measured = CodecCosts("none", 0.0, {}, carriers={"tcp": CarrierCosts(150.0, 40.0)})
     cluster = Cluster("c", 1, 1, Link(1e6, 0), Link(1e6, 0), servers=1)
     part = [(task.resource, measured.task_us(task, 1e-9)) for task in tasks(("flat.push", "flat.pull"), cluster, measured)]
     assert part[0] == (MESSAGES, pytest.approx(40.0))
@@ -33,7 +34,7 @@ def test_a_server_handles_every_ranks_message_and_a_worker_its_own() -> None:
     """4 workers and 2 servers, 80 us for each further part, half of it for the push: of each part 4 messages come to one of 2 servers. So
     parts follow each other every 4 / 2 * 40 = 80 us, and a lone part's push is done after 4 * 40 = 160 us, but for the (300 - 80) / 2 = 110
     us that a lone part takes besides."""
-    measured = CodecCosts("none", 0.0, {}, part_us=300.0, next_part_us=80.0)
+    measured = CodecCosts("none", 0.0, {}, carriers={"tcp": CarrierCosts(150.0, 40.0)})
     cluster = Cluster("c", 4, 1, Link(1e6, 0), Link(1e6, 0), servers=2)
     part = [(task.resource, measured.task_us(task, 1e-9)) for task in tasks(("flat.push",), cluster, measured)]
     assert part == [(MESSAGES, pytest.approx(80.0)), (SEND, pytest.approx(0.0)), (IN_FLIGHT, pytest.approx(80.0 + 110.0))]
@@ -109,9 +110,10 @@ def test_a_plan_of_many_small_collectives_is_not_preferred_for_costs_that_are_mi
     What a profile lacks gets the defaults, and that is said."""
     tensors = tuple(TensorProfile(f"t{index}", 1_000, 20.0 * index) for index in range(48))
     cluster = Cluster("c", 2, 1, Link(10, 5), Link(10, 50))
-    profile, notes = with_overheads(Profile("m", tensors, device="cpu"))
-    assert "collective 590 us" in notes[0] and "collective within 280 us" in notes[0]
-    assert with_overheads(replace(profile, overheads={**profile.overheads, "collective_us": 7.0}))[0].overheads["collective_us"] == 7.0
+    profile, notes = with_carriers(Profile("m", tensors, device="cpu"))
+    assert "gloo 590 us" in notes[0] and "memory 280 us" in notes[0]
+    older = Profile("m", tensors, device="cpu", overheads={"collective_us": 7.0})
+    assert with_carriers(older)[0].all_carriers["gloo"] == CarrierCosts(7.0, 7.0)
     problem = Problem(profile, cluster, codec_costs("none", profile), Constraints(servers=True, runtime=True))
     found = search(problem)
     count = sum(bucket.parts * len(bucket.option) for bucket in found.buckets)

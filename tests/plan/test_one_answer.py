@@ -17,7 +17,7 @@ from psgc.layout import Declaration, TensorSpec, build_layout
 from psgc.plan.inputs.cluster import Cluster, Link
 from psgc.plan.inputs.estimates import Timed, cluster_of, with_codec_times
 from psgc.plan.inputs.profile import Profile, TensorProfile, load_profile
-from psgc.plan.live.outlook import LEAST_GAIN, OVERHEADS, PLAN, Machines, outlook
+from psgc.plan.live.outlook import LEAST_GAIN, PLAN, Machines, outlook, with_costs
 from psgc.plan.local_search.choosing import CONVERGED_RTOL
 from psgc.plan.methods.search import ANNEALING, search
 from psgc.plan.model.options import OVER_SERVERS, Constraints, all_options, devices_of, is_program, is_uncompressed, server_options
@@ -169,7 +169,7 @@ def test_auto_predicts_what_plan_runnable_does_and_its_job_accepts_the_plan(prob
     quickest = min(
         {"none": LONG_MS, **{name: ms for name, ms in found.predicted_ms.items() if name != PLAN}}.items(), key=lambda one: one[1]
     )[0]
-    of_job = replace(profile, overheads=OVERHEADS)
+    of_job = with_costs(profile)
     asked = Problem(of_job, cluster, codec_costs(quickest, of_job, cluster.gpus), replace(machines.constraints, runtime=False))
     with quick_search("plan"):
         limited = as_jobs_run(asked)

@@ -4,6 +4,8 @@
     gpus_per_node = 8
     servers = 0                # machines, or processes on the nodes, that sum
     servers_on_nodes = false   # whether they are processes on the nodes, and use the nodes' links
+    one_machine = false        # whether all workers and servers run on one machine, whose cores they share
+    over_tcp = false           # with one_machine: whether they reach each other over TCP all the same, not through shared memory
     cores = 32                 # of each machine, if codec times are of one thread; see below
     codec_threads = 4          # of each GPU's worker (PSGC_CPU_THREADS); as a job starts them on these cores if left out
     server_threads = 4         # of each server (PSGC_SERVER_THREADS); likewise
@@ -91,6 +93,22 @@ class Cluster:
     collectives: str = ""
     reduce_roots: tuple[int, ...] = ()
     pcie_switch_size: int = 0
+    one_machine: bool = False
+    over_tcp: bool = False
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether all processes exchange through the memory of one machine."""
+        return self.one_machine and not self.over_tcp
+
+    @property
+    def workers_of_a_machine(self) -> int:
+        return self.gpus if self.one_machine else self.gpus_per_node
+
+    @property
+    def servers_of_a_machine(self) -> int:
+        """The number of servers on a machine that has workers, the one that has most."""
+        return self.servers if self.one_machine else -(-self.servers // self.nodes) if self.servers_on_nodes else 0
 
     @property
     def inside(self) -> dict[str, str]:
@@ -106,8 +124,9 @@ class Cluster:
     @property
     def threads_of_a_worker(self) -> int:
         """The number of parts that a worker encodes or decodes at once."""
-        most = max(1, self.cores // self.gpus_per_node) if self.cores else MOST_THREADS
-        return min(most, self.codec_threads or (threads_of(self.cores, self.gpus_per_node) if self.cores else 1))
+        workers = self.workers_of_a_machine
+        most = max(1, self.cores // workers) if self.cores else MOST_THREADS
+        return min(most, self.codec_threads or (threads_of(self.cores, workers) if self.cores else 1))
 
     @property
     def threads_of_a_server(self) -> int:
@@ -136,6 +155,7 @@ class Cluster:
         head = (
             f"name = {_quoted(self.name)}\nnodes = {self.nodes}\ngpus_per_node = {self.gpus_per_node}\nservers = {self.servers}\n"
             f"servers_on_nodes = {str(self.servers_on_nodes).lower()}\n"
+            + "".join(f"{key} = true\n" for key in ("one_machine", "over_tcp") if getattr(self, key))
             + "".join(f"{key} = {value}\n" for key in THREADS if (value := getattr(self, key)))
             + (f"reduce_roots = {list(self.reduce_roots)}\n" if self.reduce_roots else "")
             + (f"pcie_switch_size = {self.pcie_switch_size}\n" if self.pcie_switch_size else "")
@@ -221,6 +241,9 @@ def read_cluster(document: Mapping[str, Any], name: str, source: str) -> Cluster
     server = _link(document, "server", source) if "server" in document else None
     host = _link(document, "host", source) if "host" in document else None
     on_nodes, gpudirect = _flag(document, "servers_on_nodes", False, source), _flag(document, "gpudirect", True, source)
+    one_machine, over_tcp = (_flag(document, key, False, source) for key in ("one_machine", "over_tcp"))
+    if over_tcp and not one_machine:
+        raise UsageError(f"{source}: field over_tcp: machines reach each other over TCP anyway; leave it out, or set one_machine")
     roots = _roots(document, gpus, source)
     switch = _whole(document, "pcie_switch_size", 1, source, most=gpus) if "pcie_switch_size" in document else 0
     if switch and gpus % switch:
@@ -232,7 +255,7 @@ def read_cluster(document: Mapping[str, Any], name: str, source: str) -> Cluster
     return Cluster(
         str(document.get("name", name)), nodes, gpus, _link(document, "intra", source), _link(document, "inter", source), servers, server,
         str(document.get("source", source)), on_nodes, **threads, host=host, gpudirect=gpudirect, reduce_roots=roots,
-        pcie_switch_size=switch, collectives=_collectives(document, source),
+        pcie_switch_size=switch, collectives=_collectives(document, source), one_machine=one_machine, over_tcp=over_tcp,
     )  # fmt: skip
 
 

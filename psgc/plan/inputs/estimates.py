@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Final, NamedTuple
 
+from psgc.plan.inputs.carriers import GLOO, MEMORY, SHM, TCP, CarrierCosts
 from psgc.plan.inputs.cluster import Cluster, read_cluster
 from psgc.plan.inputs.profile import V100_CODECS, CostCurve, Profile
 from psgc.processes.pool import MAX_THREADS
@@ -41,10 +42,12 @@ LOW_RANK: Final = "powersgd"
 CPU_CALL_US: Final = 10.0  # fixed time of a kernel's call
 UNCOMPRESSED: Final = "none"
 ASSUMED_GPU: Final = "v100"  # where gradients lie on a GPU that nobody names
-# Fixed times of a part where the profile has none: over servers about as psgc profile --links measures them; of a collective among workers in hosts' memory,
-# half of what each of 64 parts of 16 KiB added to the quickest of 55 steps (reduce_scatter, all_gather; two workers, AMD EPYC, 2 cores, 24 November 2026): 1.17
-# ms over TCP, as between nodes, 0.55 ms through shared memory, as within one.
-DEFAULT_OVERHEADS: Final = {"part_us": 200.0, "next_part_us": 60.0, "collective_us": 590.0, "collective_within_us": 280.0}
+# What carriers cost where the profile does not say, and gradients lie in hosts' memory: over servers about as psgc profile --links measures them; collectives
+# through hosts' memory, half of what each of 64 parts of 16 KiB added to the quickest of 55 steps (reduce_scatter, all_gather; two workers, AMD EPYC, 2 cores,
+# 24 November 2026): 1.17 ms over TCP, as between nodes, 0.55 ms through shared memory, as within one.
+DEFAULT_CARRIERS: Final = {
+    TCP: CarrierCosts(100.0, 30.0), SHM: CarrierCosts(100.0, 30.0), GLOO: CarrierCosts(590.0, 590.0), MEMORY: CarrierCosts(280.0, 280.0),
+}  # fmt: skip
 _SELECTION_PASSES: Final = {"topk": 4}  # passes over gradient and residual that find the k-th largest magnitude, one byte of it in each
 # Of powersgd (cuda/lowrank): bytes that are read and written an element by both rounds of encoding, and by the result with its residual; launches of a matrix.
 _LOW_RANK_BYTES, _LOW_RANK_LAUNCHES = (54.0, 32.0), (12, 4)
@@ -79,14 +82,19 @@ def through_hosts(cluster: Cluster) -> Cluster:
     return replace(cluster, collectives="host", intra=replace(cluster.intra, gbps=min(cluster.intra.gbps, most)))
 
 
-def with_overheads(profile: Profile) -> tuple[Profile, list[str]]:
-    """The profile of a job whose gradients lie in hosts' memory, with the default fixed times of parts that it lacks; and a note that names them."""
-    missing = {name: us for name, us in DEFAULT_OVERHEADS.items() if name not in profile.overheads} if profile.device == "cpu" else {}
+def with_carriers(profile: Profile) -> tuple[Profile, list[str]]:
+    """The profile of a job whose gradients lie in hosts' memory, with the default costs of carriers that it says nothing of; and a note that names them."""
+    known = profile.all_carriers
+    missing = {name: costs for name, costs in DEFAULT_CARRIERS.items() if name not in known} if profile.device == "cpu" else {}
     if not missing:
         return profile, []
-    named = ", ".join(f"{name.removesuffix('_us').replace('_', ' ')} {us:g} us" for name, us in missing.items())
-    return replace(profile, overheads={**profile.overheads, **missing}), [
-        f"fixed times of a part are those of an AMD EPYC with 2 cores ({named}), since the profile has none; psgc profile --links measures those over servers"
+    named = ", ".join(
+        f"{name} {costs.lone_us:g} us" + (f" and {costs.each_us:g} for each further one" if costs.late_us else "")
+        for name, costs in missing.items()
+    )
+    return replace(profile, carriers={**profile.carriers, **missing}), [
+        f"what an operation of a part costs whatever its bytes is that of an AMD EPYC with 2 cores ({named}), since the profile has none; psgc profile --links "
+        "measures it"
     ]
 
 
@@ -128,7 +136,7 @@ def with_codec_times(
         profile, on_gpus, told = with_gpu_estimates(profile, board, wanted, memory_gbps)
         notes += [*([source] if source else []), *told]
     profile, on_cpus = with_cpu_estimates(profile, (UNCOMPRESSED, *wanted))
-    profile, fixed = with_overheads(profile)
+    profile, fixed = with_carriers(profile)
     on_cpus -= {UNCOMPRESSED}
     return Timed(profile, on_gpus | on_cpus, on_cpus, (*notes, *cpu_estimates_note(on_cpus), *fixed))
 

@@ -5,14 +5,16 @@
      "forward_us": null,                                     the rest of an iteration: before the first gradient and after synchronization
      "codecs": {"int8": {"cpu": {"numel": [..], "encode_us": [..], "decode_us": [..]}, "gpu": {...}, "server": {...}}},
      "spread": {"backward_us": {"median", "iqr"}},           of measured totals: median and interquartile range
-     "overheads": {"part_us", "next_part_us",                fixed times of a part over servers, and of a part's collective among workers through
-                   "collective_us", "collective_within_us"},   hosts' memory, between nodes and within one; they do not depend on bytes
+     "compute_threads": 1,                                   threads that a worker computes with, where gradients lie in hosts' memory
+     "carriers": {"tcp": {"lone_us", "each_us", "gbps"}},    what carriers cost beside their links: see carriers.py there
+     "overheads": {"part_us", "next_part_us", ...},          the same in profiles of former versions
      "links": {"loopback": {"gbps", "latency_us"}}}
 
 or a CSV table of tensors only, with the columns name, numel and ready_us. Owns both formats and their errors, and cost curves. Times are in
 microseconds, counted from the readiness of the first gradient. ``server`` is one of a codec's devices: decode_us is a server's time to add one
-payload, encode_us its time to finish the sum, so W payloads take W times decode_us plus one encode_us. ``none`` has times, too: copies into
-slots and out of them, and the sum. All fields after "forward_us", and "device", may be left out.
+payload, encode_us its time to finish the sum, so W payloads take W times decode_us plus one encode_us; where it has "passes_us" ({"1": [..], "2": [..]}, times
+by size of whole passes over so many payloads), those count. ``none`` has times, too: copies into slots and out of them, and the sum. All fields after
+"forward_us", and "device", may be left out.
 """
 
 from __future__ import annotations
@@ -30,13 +32,14 @@ from numpy.typing import NDArray
 
 from psgc.errors import UsageError
 from psgc.plan.inputs.architectures import architecture, architecture_names
-from psgc.plan.inputs.cluster import Link, read_link
+from psgc.plan.inputs.carriers import CarrierCosts, carriers_of_overheads, read_carriers
+from psgc.plan.inputs.cluster import MOST_THREADS, Link, read_link
 from psgc.plan.inputs.documents import is_number, read_document, shown
 
 F64 = NDArray[np.float64]
 VERSION: Final = 1
-OVERHEADS: Final = ("part_us", "next_part_us", "collective_us", "collective_within_us")
 MOST_NUMEL: Final = 1 << 34  # of a tensor: 64 GiB of fp32, or 16384 parts for methods that cut at 4 MiB
+MOST_PAYLOADS: Final = 1 << 20  # of a server's pass; a larger number is a typing error
 LEAST_TFLOPS, MOST_TFLOPS = 1e-6, 1e6  # every GPU lies between these
 # Our estimates of TFLOP/s in training: two thirds of the fp32 peak of V100 and T4, 40 % of the others' bf16 peak. Users who know better give a number.
 ACHIEVED_TFLOPS: Final = {"v100": 11.0, "t4": 6.0, "a10g": 30.0, "a100": 140.0, "h100": 400.0, "h200": 400.0}
@@ -64,6 +67,13 @@ class CostCurve:
     numel: tuple[float, ...]
     encode_us: tuple[float, ...]
     decode_us: tuple[float, ...]
+    passes: tuple[
+        tuple[int, tuple[float, ...]], ...
+    ] = ()  # on a server: numbers of payloads, ascending, and the microseconds of a whole pass over them
+
+    def to_json(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"numel": list(self.numel), "encode_us": list(self.encode_us), "decode_us": list(self.decode_us)}
+        return found | ({"passes_us": {str(count): list(us) for count, us in self.passes}} if self.passes else {})
 
     def encode(self, numel: float) -> float:
         return float(self.encode_all(np.array([numel]))[0])
@@ -71,24 +81,38 @@ class CostCurve:
     def decode(self, numel: float) -> float:
         return float(self.decode_all(np.array([numel]))[0])
 
-    def least(self, verb: str) -> float:
-        """Lower bound on the microseconds per element of ``encode`` or ``decode``, at any size. Between two sizes, the minimum is at one of them."""
-        sizes, times = np.array(self.numel), np.array(self.encode_us if verb == "encode" else self.decode_us)
-        last = times[0] / sizes[0] if len(sizes) == 1 else (times[-1] - times[-2]) / (sizes[-1] - sizes[-2])
-        return float(min((times / sizes).min(), max(last, 0.0)))
+    def sum_us(self, payloads: float) -> tuple[float, ...]:
+        """Microseconds of a server's pass over so many payloads and its sum, by size: between the measured numbers of payloads linear, beyond the last in
+        passes of so many; without such measurements each payload takes decode_us, and the sum encode_us."""
+        if not self.passes:
+            return tuple(payloads * add + finish for add, finish in zip(self.decode_us, self.encode_us, strict=True))
+        counts = [float(count) for count, _ in self.passes]
+        found = []
+        for place, finish in enumerate(self.encode_us):
+            measured = [us[place] for _, us in self.passes]
+            more = max(0.0, measured[-1] - finish) / counts[-1] * max(0.0, payloads - counts[-1])
+            found.append(float(np.interp(payloads, counts, measured)) + more)
+        return tuple(found)
 
     def encode_all(self, numel: F64) -> F64:
-        return _on_curve(self.numel, self.encode_us, numel)
+        return on_curve(self.numel, self.encode_us, numel)
 
     def decode_all(self, numel: F64) -> F64:
-        return _on_curve(self.numel, self.decode_us, numel)
+        return on_curve(self.numel, self.decode_us, numel)
 
 
-def _on_curve(sizes: Sequence[float], times: Sequence[float], numel: F64) -> F64:
+def on_curve(sizes: Sequence[float], times: Sequence[float], numel: F64) -> F64:
+    """The values of a curve through these points; see ``CostCurve``."""
     if len(sizes) == 1:
         return times[0] * np.maximum(1.0, numel / sizes[0])
     slope = max((times[-1] - times[-2]) / (sizes[-1] - sizes[-2]), 0.0)
     return np.interp(numel, sizes, times) + slope * np.maximum(numel - sizes[-1], 0.0)
+
+
+def least_slope(sizes: Sequence[float], times: Sequence[float]) -> float:
+    """Lower bound on a curve's value per element, at any size. Between two sizes, the minimum is at one of them."""
+    last = times[0] / sizes[0] if len(sizes) == 1 else (times[-1] - times[-2]) / (sizes[-1] - sizes[-2])
+    return min([max(last, 0.0), *(us / size for size, us in zip(sizes, times, strict=True) if size)])
 
 
 Curves = Mapping[str, Mapping[str, CostCurve]]
@@ -117,6 +141,8 @@ class Profile:
     overheads: Mapping[str, float] = field(default_factory=dict)
     links: Mapping[str, Link] = field(default_factory=dict)
     device: str = ""  # where gradients lie: cpu, cuda, or "" if not known
+    carriers: Mapping[str, CarrierCosts] = field(default_factory=dict)
+    compute_threads: int = 0  # that a worker computes with, where gradients lie in hosts' memory; 0 if not known
 
     @cached_property
     def numel(self) -> int:
@@ -156,6 +182,11 @@ class Profile:
         """Microseconds from the first gradient's readiness to the last's."""
         return self.tensors[-1].ready_us
 
+    @cached_property
+    def all_carriers(self) -> Mapping[str, CarrierCosts]:
+        """What is known of carriers, in whatever form."""
+        return {**carriers_of_overheads(self.overheads), **self.carriers}
+
     def curve(self, codec: str, device: str) -> CostCurve | None:
         return self.codecs.get(codec, {}).get(device)
 
@@ -165,13 +196,12 @@ class Profile:
             "tensors": [tensor.to_json() for tensor in self.tensors],
             "forward_us": self.forward_us,
             "codecs": {
-                name: {
-                    device: {"numel": list(c.numel), "encode_us": list(c.encode_us), "decode_us": list(c.decode_us)}
-                    for device, c in devices.items()
-                }
+                name: {device: curve.to_json() for device, curve in devices.items()}
                 for name, devices in self.codecs.items()
             },
             "spread": {total: {"median": s.median, "iqr": s.iqr} for total, s in self.spread.items()},
+            "compute_threads": self.compute_threads,
+            "carriers": {name: costs.to_json() for name, costs in self.carriers.items()},
             "overheads": dict(self.overheads),
             "links": {name: {"gbps": link.gbps, "latency_us": link.latency_us} for name, link in self.links.items()},
         }  # fmt: skip
@@ -303,8 +333,18 @@ def read_profile(document: Any, source: str) -> Profile:
     texts = {key: str(document.get(key, "")) for key in ("hardware", "device", "date", "source")}
     return _checked(Profile(
         str(document.get("model", "")), tensors, **texts, codecs=codecs, spread=spread, overheads=overheads, links=links,
+        carriers=read_carriers(document.get("carriers", {}), source), compute_threads=_threads(document, source),
         forward_us=None if forward is None else _number(forward, f"{source}: forward_us"),
     ), source)  # fmt: skip
+
+
+def _threads(document: Mapping[str, Any], source: str) -> int:
+    value = document.get("compute_threads", 0)
+    if type(value) is not int or not 0 <= value <= MOST_THREADS:
+        raise UsageError(
+            f"{source}: field compute_threads is {shown(value)}, expected a whole number of at least 0, and {MOST_THREADS:,} at most"
+        )
+    return value
 
 
 def _object(value: Any, place: str) -> list[tuple[str, Any]]:
@@ -352,16 +392,26 @@ def _shape(entry: Mapping[str, Any], numel: int, place: str) -> tuple[int, ...] 
 def _read_curve(entry: Any, place: str) -> CostCurve:
     if not isinstance(entry, Mapping):
         raise UsageError(f"{place}: expected an object with numel, encode_us and decode_us")
-    columns = []
-    for key in ("numel", "encode_us", "decode_us"):
-        values = entry.get(key)
-        if not isinstance(values, list) or not values or not all(map(is_number, values)):
-            raise UsageError(f"{place}: field {key} is {shown(values)}, expected a list of numbers of at least 0")
-        columns.append(tuple(map(float, values)))
-    sizes, encode, decode = columns
+    sizes, encode, decode = (_numbers(entry.get(key), key, place) for key in ("numel", "encode_us", "decode_us"))
     if not len(sizes) == len(encode) == len(decode) or list(sizes) != sorted(set(sizes)) or sizes[0] <= 0:
         raise UsageError(f"{place}: numel, encode_us and decode_us must be as long as one another, and sizes ascend")
-    return CostCurve(sizes, encode, decode)
+    return CostCurve(sizes, encode, decode, _passes(entry.get("passes_us", {}), len(sizes), place))
+
+
+def _numbers(values: Any, key: str, place: str) -> tuple[float, ...]:
+    if not isinstance(values, list) or not values or not all(map(is_number, values)):
+        raise UsageError(f"{place}: field {key} is {shown(values)}, expected a list of numbers of at least 0")
+    return tuple(map(float, values))
+
+
+def _passes(table: Any, sizes: int, place: str) -> tuple[tuple[int, tuple[float, ...]], ...]:
+    found = []
+    for count, values in _object(table, f"{place}: passes_us"):
+        us = _numbers(values, f"passes_us.{count}", place)
+        if not count.isdecimal() or not 0 < int(count) <= MOST_PAYLOADS or len(us) != sizes:
+            raise UsageError(f"{place}: passes_us: {shown(count)}: expected a number of payloads, with as many times as there are sizes")
+        found.append((int(count), us))
+    return tuple(sorted(found))
 
 
 def _checked(profile: Profile, source: str) -> Profile:

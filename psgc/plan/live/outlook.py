@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from psgc.errors import UsageError
 from psgc.plan.inputs.cluster import Cluster, Link
-from psgc.plan.inputs.estimates import DEFAULT_OVERHEADS
+from psgc.plan.inputs.estimates import DEFAULT_CARRIERS
 from psgc.plan.inputs.profile import Profile
 from psgc.plan.live.levels import loss_of, loss_of_codec
 from psgc.plan.methods.search import QUICK, search
@@ -36,7 +36,6 @@ MEMORY_GBPS: Final = (
     20.0  # between ranks of one node, if it has not been measured: the rate of a reduce_scatter of 25 MB on a machine with two cores
 )
 MOST_ENCODES: Final = 2  # encodings of a planned bucket; over servers there are two, by a worker and by a server
-OVERHEADS: Final = DEFAULT_OVERHEADS  # fixed times of a part
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +108,7 @@ def outlook(
     plans:         whether plans with the planner's own buckets are candidates, too.
     tries_plain:   whether the job is tried uncompressed, whatever is predicted.
     """
-    profile = replace(profile, overheads=OVERHEADS)
+    profile = with_costs(profile)
     forward_us = profile.forward_us or 0.0
     gbps = fitted_gbps(profile, machines, max(0.0, 1e3 * step_ms - forward_us), present)
     predicted = {
@@ -132,6 +131,11 @@ def outlook(
     if tries_plain and UNCOMPRESSED in predicted and UNCOMPRESSED not in tried:
         tried = (*tried[: MOST_TRIED - 1], UNCOMPRESSED)
     return Outlook(gbps, predicted, tried, chosen if PLAN in tried else None)
+
+
+def with_costs(profile: Profile) -> Profile:
+    """With the default costs of carriers, wherever gradients lie: a running job has measured none."""
+    return replace(profile, carriers={**DEFAULT_CARRIERS, **profile.carriers})
 
 
 def fitted_gbps(profile: Profile, machines: Machines, step_us: float, present: Sequence[PlannedBucket]) -> float:

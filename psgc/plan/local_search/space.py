@@ -21,7 +21,7 @@ from psgc.codecs.jit.kernel import I64, helper, kernel
 from psgc.plan.inputs.profile import F64
 from psgc.plan.local_search.full_descent import Paths
 from psgc.plan.model import options
-from psgc.plan.model.costs import ALWAYS, IN_FLIGHT, NO_COPIES, Atom, CodecCosts, Task, copies_of, price, resources_of, walk
+from psgc.plan.model.costs import ALWAYS, IN_FLIGHT, NO_COPIES, Atom, CodecCosts, Task, copies_of, resources_of, walk
 from psgc.plan.model.curves import Curves, Points, curves_of, task_times
 from psgc.plan.model.options import DEVICES, Constraints, Option
 from psgc.plan.model.problem import Problem
@@ -282,8 +282,8 @@ class Space:
         found = []
         for atom in self.graph.atoms:
             numbers = []
-            for task in zip(*[price(atom, problem.priced, codec, problem.collectives) for codec in self.codecs], strict=True):
-                number = place.setdefault(task[0][1:] + tuple([each.per_element_us for each in task[1:]]), len(place))
+            for task in zip(*[problem.price(atom, codec) for codec in self.codecs], strict=True):
+                number = place.setdefault(task[0][1:] + tuple([(each.per_element_us, each.points) for each in task[1:]]), len(place))
                 if number == len(self.distinct):
                     self.distinct.append(task)
                 numbers.append(number)
@@ -294,7 +294,7 @@ class Space:
         """By codec, the atoms that run on devices allowed to it, that carry its payloads, and for all of whose tasks it has times."""
         takes = np.array([[device in problem.devices(codec) for device in DEVICES] for codec in self.codecs])
         has = self._curve >= 0
-        has[[not task[0].curve for task in self.distinct]] = True
+        has[[not task[0].is_curve for task in self.distinct]] = True
         has = np.append(has, np.ones((1, len(self.codecs)), bool), axis=0)
         every: NDArray[np.bool_] = np.logical_and.reduce(has[self.of_atom[:-1]], axis=1).T
         carried = np.array([[problem.carries(atom.action, codec) for atom in self.graph.atoms] for codec in self.codecs])
@@ -386,17 +386,17 @@ class Space:
 
 def _curves(tasks: Sequence[Priced], codecs: Sequence[CodecCosts]) -> tuple[Ints, Curves]:
     """The index of each task's curve (rows) by codec (columns), -1 for none; and the curves."""
-    numbers: dict[tuple[str, int], int] = {}
+    numbers: dict[Any, int] = {}
     found = np.full((len(tasks), len(codecs)), -1, np.int64)
     points: list[Points] = []
     for row, task in enumerate(tasks):
         for column, each in enumerate(task):
-            if not each.curve:
+            if not each.is_curve:
                 continue
-            key = each.curve, column
+            key = each.curve, each.factor, each.points, column
             if key not in numbers:
                 known = codecs[column].has(each)
                 numbers[key] = len(points) if known else -1
-                points += [codecs[column].points(each.curve)] if known else []
+                points += [codecs[column].points(each)] if known else []
             found[row, column] = numbers[key]
     return found, curves_of(points)

@@ -13,7 +13,7 @@ from typing import Final
 from psgc.errors import UsageError
 from psgc.plan.inputs.profile import Profile
 from psgc.plan.methods.result import Found
-from psgc.plan.model.costs import GPU, RESOURCES, Task, resources_of, tasks
+from psgc.plan.model.costs import GPU, RESOURCES, Task, resources_of
 from psgc.plan.model.options import Option, encodes
 from psgc.plan.model.plan import UNCOMPRESSED, PlannedBucket
 from psgc.plan.model.problem import Problem, simulate
@@ -46,11 +46,7 @@ def best_uniform(problem: Problem, options: Sequence[Option]) -> Found:
     begun = time.perf_counter()
     numel = problem.profile.numel
     # with one GPU per node, many options have the same tasks
-    chains = {
-        tuple(task[1:] for task in chain): (option, chain)
-        for option in options
-        for chain in [tasks(option, problem.priced, problem.codec, problem.collectives)]
-    }
+    chains = {tuple(task[1:] for task in chain): (option, chain) for option in options for chain in [problem.tasks(option, problem.codec)]}
     estimates = [
         (_estimate_us(problem, chain, numel, cuts), cuts, option)
         for option, chain in chains.values() for cuts in _cuts(numel)
@@ -110,7 +106,7 @@ def codec_us(problem: Problem, buckets: Sequence[PlannedBucket]) -> float:
     """Microseconds that a rank and its server spend encoding and decoding these buckets."""
     total = 0.0
     for bucket in buckets:
-        for task in tasks(bucket.option, problem.priced, problem.codec, problem.collectives):
+        for task in problem.tasks(bucket.option, problem.codec):
             if task.curve:
                 total += bucket.parts * problem.codec.task_us(task, bucket.numel / bucket.parts)
     return total

@@ -3,18 +3,8 @@
 Owns what each action sends and computes. Does not know when tasks run (``timeline``) or which options are chosen (``search``). ``walk`` follows
 a bucket of n float32 elements through the option, and notes after each action over which groups it is split into shards, which groups' payloads
 lie side by side, whether it is encoded, and whether only a node's root works on it. None of that depends on sizes or links, so it is found once
-per option, and then priced for a cluster. With p ranks in a group, each of which holds m bytes:
-
-| routine                      | bytes through a rank's link, one way | messages in a row |
-|------------------------------|--------------------------------------|-------------------|
-| all_reduce (ring)            | 2 m (p - 1) / p                      | 2 (p - 1)         |
-| reduce_scatter               | m (p - 1) / p                        | p - 1             |
-| all_gather of shards         | m (p - 1)                            | p - 1             |
-| reduce, broadcast (pipelined chain)  | m                            | p - 1             |
-| all_gather.c of whole payloads       | m (p - 1): p pieces arrive   | p - 1             |
-| all_to_all.c                 | m (p - 1) / p                        | p - 1             |
-| gather.c                     | m (p - 1): p pieces reach the root   | p - 1             |
-| push, pull                   | m, or the servers' share of all ranks' bytes if that is more | 1 |
+per option, and then priced for a cluster. ``collectives`` says what a group's operation sends; a push or a pull of m bytes sends m, or the servers'
+share of all ranks' bytes if that is more, in one message.
 
 Links between nodes. Each node has one, which carries what all its active ranks send. The ring of a flat group passes each node's link once
 in each direction, so the link carries what one rank's link would. In a flat all-to-all every rank of a node, and in a flat gather the root, sends
@@ -42,10 +32,13 @@ direction: to the host before the CPU encodes or decodes and before a push; to t
 and at the end. Collectives between nodes start from where the bytes are; without GPUDirect, what a GPU sends and receives is copied through the host.
 If jobs run collectives through hosts' memory (``collectives = "host"`` in the cluster's file), each rank's bytes are copied there before the first
 collective, and stay until the GPU decodes them, or until the end.
-Messages. One thread at each end handles them. ``next_part_us`` of the profile is the time for which a part keeps both threads busy, and
-``part_us`` the time that a lone part takes there and back besides its bytes and codecs. A push has one half of each, a pull the other. A server's
-thread does this for every rank. A collective of jobs through hosts' memory keeps the thread busy for ``collective_us`` of the profile between nodes, and for
-``collective_within_us`` within one, whatever its bytes: ranks are told, buffers handed over, threads woken. So many small collectives cost their number.
+Messages. One thread at each end handles them. What an operation of a part costs besides its bytes is its carrier's (``psgc/plan/inputs/carriers.py``):
+``each_us`` is the time for which a push, a pull or a collective keeps the threads busy, whatever its bytes, and ``lone_us`` the time that it takes if nothing
+else is under way. A server's thread does this for every rank. So many small operations cost their number. Payloads to servers go over TCP, or through shared
+memory where all processes are on one machine; collectives of jobs through hosts' memory use one carrier within a node and another between nodes, and those
+from GPU to GPU NCCL. A library's rings cost nothing besides their links. No carrier moves bytes faster than its own rate, whatever the link.
+Cores. Where communication shares all cores with backward (``cores``), its work holds the lane that backward computes on: codecs, copies, sums, the handling of
+messages, and bytes, each of which keeps a core at either end busy for as long as the carrier takes for it.
 Sources: Thakur et al. 2005 for collectives; Wang et al. 2023 (Espresso), table 3, for which action may follow which.
 """
 
@@ -59,8 +52,17 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from psgc.errors import UsageError
+from psgc.plan.inputs.carriers import FREE, SHM, TCP, CarrierCosts
 from psgc.plan.inputs.cluster import Cluster, Link
-from psgc.plan.inputs.profile import F64, CostCurve
+from psgc.plan.inputs.profile import F64, CostCurve, least_slope, on_curve
+from psgc.plan.model.collectives import (
+    RINGS,
+    TREE_VOLUME,
+    Collectives,
+    levels_of_a_tree,
+    volume_and_messages,
+)
+from psgc.plan.model.cores import Sharing
 from psgc.plan.model.options import Option
 
 GPU, CPU, INTRA, SEND, RECEIVE, SERVER, MESSAGES, TO_HOST, TO_GPU = range(9)
@@ -74,21 +76,6 @@ _HELD: Final = {BOTH_WAYS: (SEND, RECEIVE), ALL_LINKS: (INTRA, SEND, RECEIVE), I
 NO_COPIES, COPIES, ALL_ON_HOSTS = range(3)
 RAW: Final = "raw:"  # prefix of a curve's name: the times of ``none``
 FLOAT_BYTES: Final = 4.0
-
-
-class Collectives(NamedTuple):
-    """How a job's collectives run. straight: the operations whose messages go straight to their destination, not around a ring; in_two: the operations
-    that are made of two others."""
-
-    straight: frozenset[str]
-    in_two: Mapping[str, tuple[str, str]]
-
-
-RINGS: Final = Collectives(frozenset({"all_to_all", "gather"}), {})  # a library's, as the papers count them
-IN_HOSTS_MEMORY: Final = Collectives(RINGS.straight | {"reduce_scatter", "all_gather"}, {})
-BETWEEN_GPUS: Final = Collectives(
-    RINGS.straight | {"reduce_scatter"}, {"all_reduce": ("reduce_scatter", "all_gather"), "reduce": ("reduce_scatter", "gather")}
-)
 
 
 def resources_of(resource: int) -> tuple[int, ...]:
@@ -121,11 +108,15 @@ class Atom(NamedTuple):
     last: bool = False
 
 
-class Task(NamedTuple):
-    """One action on one resource. It takes ``fixed_us + per_element_us * n`` for n elements, or what a codec's curve says for
-    ``share * times * n`` elements.
+Points = tuple[tuple[float, ...], tuple[float, ...]]  # sizes in elements, and microseconds
 
-    curve: "" for none, else "gpu.encode", "cpu.decode", "server.decode", ..., with the prefix RAW if nothing is encoded."""
+
+class Task(NamedTuple):
+    """One action on one resource. It takes ``fixed_us + per_element_us * n`` for n elements, or what ``points`` say, or ``factor`` times what a codec's
+    curve says for ``share * times * n`` elements.
+
+    curve: "" for none, else "gpu.encode", "cpu.decode", "server.sum:4" (a server's pass over 4 payloads), ..., with the prefix RAW if nothing is encoded.
+    points: microseconds by elements of the bucket, linear between them, as a CostCurve has them; () for none."""
 
     action: str
     resource: int
@@ -134,6 +125,12 @@ class Task(NamedTuple):
     curve: str = ""
     share: float = 1.0
     times: float = 1.0
+    factor: float = 1.0
+    points: tuple[()] | Points = ()
+
+    @property
+    def is_curve(self) -> bool:
+        return bool(self.curve or self.points)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,18 +141,14 @@ class CodecCosts:
     pull_bytes_per_element: of payloads that servers answer with; None: the same.
     curves:                 times by device. ``server`` decodes to add one payload, and encodes to finish the sum; without it ``cpu`` counts.
     raw:                    the curves of ``none``, by device.
-    part_us, next_part_us:  the profile's overheads of any part that goes to a server; see the module's text.
-    collective_us, collective_within_us: those of a collective through hosts' memory, between nodes and within one."""
+    carriers:               what carriers cost, by name."""
 
     name: str
     bytes_per_element: float
     curves: Mapping[str, CostCurve]
     pull_bytes_per_element: float | None = None
     raw: Mapping[str, CostCurve] = field(default_factory=dict)
-    part_us: float = 0.0
-    next_part_us: float = 0.0
-    collective_us: float = 0.0
-    collective_within_us: float = 0.0
+    carriers: Mapping[str, CarrierCosts] = field(default_factory=dict)
 
     def device(self, name: str) -> CostCurve:
         curve = self.curves.get(name) or (self.curves.get("cpu") if name == "server" else None)
@@ -182,27 +175,22 @@ class CodecCosts:
 
     def all_us(self, task: Task, numel: F64) -> F64:
         """Microseconds of one task for buckets of these numbers of elements."""
-        if not task.curve:
-            return task.fixed_us + task.per_element_us * numel
-        curve, verb = self._curve(task.curve)
-        elements = task.share * task.times * numel
-        return curve.encode_all(elements) if verb == "encode" else curve.decode_all(elements)
+        if task.is_curve:
+            return on_curve(*self.points(task), task.share * task.times * numel)
+        return task.fixed_us + task.per_element_us * numel
 
     def least_us_per_element(self, task: Task) -> float:
         """Lower bound on the microseconds per element, whatever the bucket's size."""
-        if not task.curve:
-            return task.per_element_us
-        curve, verb = self._curve(task.curve)
-        return task.share * task.times * curve.least(verb)
+        return task.share * task.times * least_slope(*self.points(task)) if task.is_curve else task.per_element_us
 
-    def points(self, name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """The sizes in elements and the microseconds of a curve's points."""
-        curve, verb = self._curve(name)
-        return curve.numel, curve.encode_us if verb == "encode" else curve.decode_us
-
-    def _curve(self, name: str) -> tuple[CostCurve, str]:
-        device, _, verb = name.removeprefix(RAW).partition(".")
-        return self.raw_device(device) if name.startswith(RAW) else self.device(device), verb
+    def points(self, task: Task) -> Points:
+        """The sizes in elements, and the microseconds, of the points of a task's curve."""
+        if task.points:
+            return task.points
+        device, _, verb = task.curve.removeprefix(RAW).partition(".")
+        curve = self.raw_device(device) if task.curve.startswith(RAW) else self.device(device)
+        us = curve.encode_us if verb == "encode" else curve.decode_us if verb == "decode" else curve.sum_us(float(verb.partition(":")[2]))
+        return curve.numel, us if task.factor == 1 else tuple(each * task.factor for each in us)
 
     def raw_device(self, name: str) -> CostCurve:
         return self.raw.get(name) or self.raw["cpu"]
@@ -254,16 +242,19 @@ def _after(action: str, held: Held) -> Held:
     return held._replace(root_only=held.root_only and not (operation == "broadcast" and level == "intra"))
 
 
-def tasks(option: Option, cluster: Cluster, codec: CodecCosts, collectives: Collectives = RINGS) -> tuple[Task, ...]:
+def tasks(
+    option: Option, cluster: Cluster, codec: CodecCosts, collectives: Collectives = RINGS, sharing: Sharing | None = None
+) -> tuple[Task, ...]:
     """The option's tasks, in order; see the module's text."""
-    return tuple(task for atom in walk(option, copies_of(cluster))[0] for task in price(atom, cluster, codec, collectives))
+    return tuple(task for atom in walk(option, copies_of(cluster))[0] for task in price(atom, cluster, codec, collectives, sharing))
 
 
-def price(atom: Atom, cluster: Cluster, codec: CodecCosts, collectives: Collectives = RINGS) -> list[Task]:
-    """An atom's tasks, with its copies between GPU and host. A group of one rank has no task, a push or a pull may have several."""
+def price(atom: Atom, cluster: Cluster, codec: CodecCosts, collectives: Collectives = RINGS, sharing: Sharing | None = None) -> list[Task]:
+    """An atom's tasks, with its copies between GPU and host. A group of one rank has no task, a push or a pull may have several. sharing: of the cores
+    that backward computes on, None if communication has cores of its own."""
     action, held, last = atom
     share, pieces = _parts(held, cluster)
-    made = _work(action, held, share, pieces, cluster, codec, collectives)
+    made = _work(action, held, share, pieces, cluster, codec, collectives, sharing)
     if cluster.host is None:
         return made
     size = share * pieces * (codec.bytes_per_element if held.encoded else FLOAT_BYTES)
@@ -274,7 +265,7 @@ def price(atom: Atom, cluster: Cluster, codec: CodecCosts, collectives: Collecti
     elif action.endswith("@gpu") or level == "intra":
         made = _copy(action, TO_GPU, size if held.on_host else 0.0, cluster.host) + made
     elif made and not cluster.gpudirect and not held.on_host:
-        passes = size * _volume(operation, _ranks(level, cluster), collectives)[0]
+        passes = size * volume_and_messages(operation, _ranks(level, cluster), collectives)[0]
         made = [*_copy(action, TO_HOST, passes, cluster.host), *made, *_copy(action, TO_GPU, passes, cluster.host)]
     return made + _copy(action, TO_GPU, FLOAT_BYTES if last and _on_host(action, held, on_hosts) else 0.0, cluster.host)
 
@@ -295,54 +286,121 @@ def _parts(held: Held, cluster: Cluster) -> tuple[float, float]:
 
 
 def _work(
-    action: str, held: Held, share: float, pieces: float, cluster: Cluster, codec: CodecCosts, collectives: Collectives
-) -> list[Task]:
+    action: str, held: Held, share: float, pieces: float, cluster: Cluster, codec: CodecCosts, collectives: Collectives, sharing: Sharing | None
+) -> list[Task]:  # fmt: skip
     """An atom's tasks, without the copies between GPU and host."""
     if "@" in action:
-        return [_codec_task(action, share, pieces, _turns(_active(held, cluster), cluster))]
+        made = _codec_task(action, share, pieces, _turns(_active(held, cluster), cluster) if sharing is None else 1.0)
+        return _beside_backward(made, _active(held, cluster), cluster, sharing)
     level, operation = action.split(".")[:2]
     if operation in ("push", "pull"):
-        return _with_server(action, cluster, held, share, codec)
+        return _with_server(action, cluster, held, share, codec, sharing)
     ranks = _ranks(level, cluster)
     if ranks == 1:
         return []
     size = share * pieces * (codec.bytes_per_element if held.encoded else FLOAT_BYTES)
-    handled = _handled_in_memory(level, cluster, codec) if collectives is IN_HOSTS_MEMORY else 0.0
-    begun = [Task(action, MESSAGES, handled, 0.0)] if handled else []
+    carrier = _carrier_of(level, cluster, codec, collectives).with_members(ranks)
+    begun = _handling(action, carrier.each_us, carrier.each_us, _active(held, cluster), cluster, sharing)
+    late = [Task(action, IN_FLIGHT, carrier.late_us, 0.0)] if carrier.late_us else []
+    moving = 2 * size * volume_and_messages(operation, ranks, collectives)[0] * carrier.us_per_byte
+    begun += _on_cores(action, 0.0, moving, _active(held, cluster), cluster, sharing)
     if level == "intra" and not held.encoded and _switches(cluster) > 1 and operation != "all_reduce":
-        return [*begun, *_by_switch(action, operation, size, cluster)]
+        return [*begun, *_by_switch(action, operation, size, cluster), *late]
     if operation not in collectives.in_two:
-        return [*begun, _collective(action, operation, held, size, cluster, collectives)]
+        return [*begun, _collective(action, operation, held, size, cluster, collectives, carrier), *late]
     first, second = collectives.in_two[operation]
-    one = _collective(action, first, held, size, cluster, collectives)
-    other = _collective(action, second, held, size / ranks, cluster, collectives)
-    return [one._replace(fixed_us=one.fixed_us + other.fixed_us, per_element_us=one.per_element_us + other.per_element_us)]
+    one = _collective(action, first, held, size, cluster, collectives, carrier)
+    other = _collective(action, second, held, size / ranks, cluster, collectives, carrier)
+    both = one._replace(fixed_us=one.fixed_us + other.fixed_us, per_element_us=one.per_element_us + other.per_element_us)
+    return [*begun, both, *late]
 
 
-def _collective(action: str, operation: str, held: Held, size: float, cluster: Cluster, collectives: Collectives) -> Task:
+def _carrier_of(level: str, cluster: Cluster, codec: CodecCosts, collectives: Collectives) -> CarrierCosts:
+    """What the carrier of a group's operations costs beside its link."""
+    within = level == "intra" or (level == "flat" and cluster.nodes == 1) or cluster.shares_memory
+    return codec.carriers.get(collectives.within if within else collectives.between, FREE)
+
+
+def _handling(action: str, busy_us: float, of_a_message_us: float, active: int, cluster: Cluster, sharing: Sharing | None) -> list[Task]:
+    """The threads that handle messages, for so long, at either end of a part's operation; of_a_message_us: of its own message."""
+    if sharing is None or not busy_us:
+        return [Task(action, MESSAGES, busy_us, 0.0)] if busy_us else []
+    on_cores = _on_cores(action, of_a_message_us, 0.0, active, cluster, sharing)
+    rest_us = max(0.0, busy_us - sum(task.fixed_us for task in on_cores))
+    return [*on_cores, *([Task(action, MESSAGES, rest_us, 0.0)] if rest_us else [])]
+
+
+def _on_cores(action: str, fixed_us: float, per_element_us: float, active: int, cluster: Cluster, sharing: Sharing | None) -> list[Task]:
+    """The delay of backward by work of each of a node's ``active`` ranks on cores that it shares; no task if it shares none."""
+    if sharing is None or not (fixed_us or per_element_us):
+        return []
+    load = _active_on_a_machine(active, cluster) / sharing.cores
+    return [Task(action, GPU, fixed_us * load, per_element_us * load)]
+
+
+def _beside_backward(made: Task, active: int, cluster: Cluster, sharing: Sharing | None) -> list[Task]:
+    """A codec's task on a CPU, of each of a node's ``active`` ranks; of cores that backward shares, backward is delayed by its share of them."""
+    if sharing is None or made.resource != CPU:
+        return [made]
+    return _divided(made, _active_on_a_machine(active, cluster) / sharing.cores)
+
+
+def _divided(made: Task, load: float) -> list[Task]:
+    """A task of which ``load`` times its length delays backward, while the rest takes time elsewhere."""
+    if not load:
+        return [made]
+    return [made._replace(resource=GPU, factor=made.factor * load), *([made._replace(factor=made.factor * (1 - load))] if load < 1 else [])]
+
+
+def _active_on_a_machine(active: int, cluster: Cluster) -> int:
+    return active * (cluster.nodes if cluster.one_machine else 1)
+
+
+def _collective(
+    action: str, operation: str, held: Held, size: float, cluster: Cluster, collectives: Collectives, carrier: CarrierCosts
+) -> Task:
     """One operation of a group. size: the bytes that a rank of the group holds, per element of the bucket."""
     level = action.partition(".")[0]
     ranks = _ranks(level, cluster)
-    volume, messages = _volume(operation, ranks)
+    volume, messages = volume_and_messages(operation, ranks, collectives)
     if level == "intra" and operation in ("reduce_scatter", "all_to_all") and _owners(cluster) < ranks:
         volume = max(1.0, (ranks - 1) / _owners(cluster))  # ranks that are no root send each root its whole shard, and own none
-    if level == "intra" or (level == "flat" and cluster.nodes == 1):
-        return Task(action, INTRA, messages * cluster.intra.latency_us, volume * size * cluster.intra.us_per_byte)
     straight = operation in collectives.straight
-    between = volume * size * _ranks_on_the_link(level, operation, cluster, held, straight) * cluster.inter.us_per_byte
-    if level == "inter" or cluster.gpus_per_node == 1:
-        return Task(action, BOTH_WAYS, messages * cluster.inter.latency_us, between)
-    stays = (cluster.gpus_per_node - 1) / (ranks - 1) if straight else 1.0
-    within = volume * size * stays * cluster.intra.us_per_byte
-    return Task(action, ALL_LINKS, messages * max(cluster.intra.latency_us, cluster.inter.latency_us), max(within, between))
+    if level == "intra" or (level == "flat" and cluster.nodes == 1):
+        resource, latency_us, us_per_byte = INTRA, cluster.intra.latency_us, cluster.intra.us_per_byte
+    else:
+        between = _ranks_on_the_link(level, operation, cluster, held, straight) * cluster.inter.us_per_byte
+        resource, latency_us, us_per_byte = BOTH_WAYS, cluster.inter.latency_us, between
+        if level == "flat" and cluster.gpus_per_node > 1:
+            stays = (cluster.gpus_per_node - 1) / (ranks - 1) if straight else 1.0
+            resource, latency_us = ALL_LINKS, max(cluster.intra.latency_us, latency_us)
+            us_per_byte = max(stays * cluster.intra.us_per_byte, between)
+    per_byte = max(us_per_byte, carrier.us_per_byte)
+    ring = Task(action, resource, messages * latency_us, volume * size * per_byte)
+    return _or_tree(ring, TREE_VOLUME * size * per_byte, level, cluster) if operation == "all_reduce" and collectives.trees else ring
+
+
+def _or_tree(ring: Task, per_element_us: float, level: str, cluster: Cluster) -> Task:
+    """An all_reduce around a ring, or over a tree where that is quicker. per_element_us: of the tree."""
+    within = (cluster.gpus_per_node if level != "inter" else 1) - 1
+    between = levels_of_a_tree(cluster.nodes) if level != "intra" else 0
+    fixed_us = 2 * (between * cluster.inter.latency_us + within * cluster.intra.latency_us)
+    if fixed_us >= ring.fixed_us:
+        return ring
+    if per_element_us <= ring.per_element_us:
+        return ring._replace(fixed_us=fixed_us, per_element_us=per_element_us)
+    alike = (ring.fixed_us - fixed_us) / (per_element_us - ring.per_element_us)  # elements
+    sizes = (0.0, alike, 2 * alike)
+    us = (fixed_us, fixed_us + per_element_us * alike, ring.fixed_us + ring.per_element_us * 2 * alike)
+    return ring._replace(fixed_us=0.0, per_element_us=0.0, points=(sizes, us))
 
 
 def _by_switch(action: str, operation: str, size: float, cluster: Cluster) -> list[Task]:
     """A node's collective of floats in two stages: behind each switch, and between the switches through the host's memory."""
     across, between = _switches(cluster), cluster.host or cluster.intra
     behind = cluster.pcie_switch_size
-    volume, messages = _volume(operation, behind)
-    volume_across, messages_across = _volume(operation, across)
+    volume, messages = volume_and_messages(operation, behind, RINGS)
+    volume_across, messages_across = volume_and_messages(operation, across, RINGS)
     whole = operation in ("reduce", "broadcast")  # one rank behind each switch goes on with the sum; else each with a slice
     within_size, across_size = (size, size) if whole else (size, size / behind) if operation == "reduce_scatter" else (size * across, size)
     return [
@@ -406,71 +464,44 @@ def _ranks_on_the_link(level: str, operation: str, cluster: Cluster, held: Held,
     return 1.0
 
 
-def _with_server(action: str, cluster: Cluster, held: Held, share: float, codec: CodecCosts) -> list[Task]:
+def _with_server(action: str, cluster: Cluster, held: Held, share: float, codec: CodecCosts, sharing: Sharing | None) -> list[Task]:
     """A push and the server's pass after it, or a pull; see the module's text."""
     senders = _active(held, cluster)
     servers = max(cluster.servers, 1)
     spread = min(servers, senders) if share < 1 else 1  # number of servers that hold shards of one part
     everybody = senders * cluster.nodes
-    worker = cluster.inter.us_per_byte * senders
-    server = cluster.server_link.us_per_byte * everybody / servers
-    alone = cluster.server_link.us_per_byte * everybody / spread
+    carrier = codec.carriers.get(SHM if cluster.shares_memory else TCP, FREE)
+    worker = max(cluster.inter.us_per_byte * senders, carrier.us_per_byte)
+    of_a_server = max(cluster.server_link.us_per_byte, carrier.us_per_byte)
+    server = of_a_server * everybody / servers
+    alone = of_a_server * everybody / spread
     if cluster.servers_on_nodes:  # a node's NIC carries both ends; what a node's ranks send to its own servers stays there
         away = (cluster.nodes - 1) / cluster.nodes
         on_a_node = -(-servers // cluster.nodes)  # servers on the node that has most
-        worker, server, alone = worker * away, cluster.inter.us_per_byte * everybody * on_a_node / servers * away, alone * away
+        of_a_node = max(cluster.inter.us_per_byte * on_a_node, carrier.us_per_byte)
+        worker, server, alone = worker * away, of_a_node * everybody / servers * away, alone * away
     latency = max(cluster.inter.latency_us, cluster.server_link.latency_us)
     push = ".push" in action
     back = codec.bytes_per_element if codec.pull_bytes_per_element is None else codec.pull_bytes_per_element
     size = share * ((codec.bytes_per_element if push else back) if held.encoded else FLOAT_BYTES)
     held_us = size * max(worker, server)
     link = BOTH_WAYS if cluster.servers_on_nodes else SEND if push else RECEIVE
-    handled, late = _handled(codec, everybody / servers, everybody / spread)
-    travel = [Task(action, MESSAGES, handled, 0.0)] if handled else []
-    travel += _message(action, link, held_us, latency + late, max(0.0, size * alone - held_us))
+    busy_us = carrier.each_us * max(1.0, everybody / servers)
+    late_us = carrier.late_us + carrier.each_us * max(1.0, everybody / spread) - busy_us
+    ends = 2 if cluster.servers_of_a_machine else 1  # of a message that are on a machine of workers
+    travel = _handling(action, busy_us, carrier.each_us, senders, cluster, sharing)
+    travel += _on_cores(action, 0.0, ends * size * carrier.us_per_byte, senders, cluster, sharing)
+    travel += _message(action, link, held_us, latency + late_us, max(0.0, size * alone - held_us))
     copies = not held.encoded and "cpu" in codec.raw
     raw = "" if held.encoded else RAW
-    if push:
-        payloads = float(senders * cluster.nodes)
-        made = [Task(action, CPU, 0.0, 0.0, f"{RAW}cpu.encode", share)] if copies else []
-        made += travel
-        if held.encoded or copies:
-            made += [
-                Task(action, SERVER, 0.0, 0.0, f"{raw}server.decode", share / servers, payloads),
-                Task(action, SERVER, 0.0, 0.0, f"{raw}server.encode", 1 / servers),
-            ]
-            if servers > spread:
-                made += [
-                    Task(action, IN_FLIGHT, 0.0, 0.0, f"{raw}server.decode", share * (1 / spread - 1 / servers), payloads),
-                    Task(action, IN_FLIGHT, 0.0, 0.0, f"{raw}server.encode", 1 / spread - 1 / servers),
-                ]
-        return made
-    return [*travel, Task(action, CPU, 0.0, 0.0, f"{RAW}cpu.decode", share)] if copies else travel
-
-
-def _handled_in_memory(level: str, cluster: Cluster, codec: CodecCosts) -> float:
-    """Microseconds for which one part's collective through hosts' memory keeps a worker's message thread busy."""
-    within = level == "intra" or (level == "flat" and cluster.nodes == 1)
-    return codec.collective_within_us if within else codec.collective_us
-
-
-def _handled(codec: CodecCosts, messages: float, of_a_part: float) -> tuple[float, float]:
-    """Microseconds for which one part's push or pull keeps the message threads busy, and by which it is late beyond that. messages: how many
-    messages of a part a server handles on average; of_a_part: how many the server that holds the part handles."""
-    each = codec.next_part_us / 2
-    busy = each * max(1.0, messages)
-    return busy, max(0.0, codec.part_us / 2 - each) + each * max(1.0, of_a_part) - busy
-
-
-def _volume(operation: str, p: int, collectives: Collectives = RINGS) -> tuple[float, float]:
-    """The bytes through a rank's link divided by the bytes that it holds, and the number of consecutive messages."""
-    if operation in collectives.in_two:
-        (first, messages), (second, more) = (_volume(each, p) for each in collectives.in_two[operation])
-        return first + second / p, messages + more
-    if operation == "all_reduce":
-        return 2 * (p - 1) / p, 2.0 * (p - 1)
-    if operation in ("reduce_scatter", "all_to_all"):
-        return (p - 1) / p, p - 1.0
-    if operation in ("reduce", "broadcast"):
-        return 1.0, p - 1.0
-    return p - 1.0, p - 1.0  # all_gather and gather, of shards or of whole payloads: what a rank holds, from each of the others
+    if not push:
+        copy = Task(action, CPU, 0.0, 0.0, f"{RAW}cpu.decode", share)
+        return [*travel, *_beside_backward(copy, senders, cluster, sharing)] if copies else travel
+    made = _beside_backward(Task(action, CPU, 0.0, 0.0, f"{RAW}cpu.encode", share), senders, cluster, sharing) if copies else []
+    made += travel
+    if held.encoded or copies:
+        summed = Task(action, SERVER, 0.0, 0.0, f"{raw}server.sum:{everybody * share:g}", 1 / servers)
+        made += _divided(summed, 0.0 if sharing is None else sharing.servers / sharing.cores)
+        if servers > spread:
+            made.append(summed._replace(resource=IN_FLIGHT, share=1 / spread - 1 / servers))
+    return made

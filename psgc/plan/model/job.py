@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from psgc.errors import UsageError
 from psgc.plan.inputs.cluster import Cluster, load_cluster
-from psgc.plan.inputs.estimates import ASSUMED_GPU, Measured, located, with_codec_times, with_cpu_estimates, with_overheads
+from psgc.plan.inputs.estimates import ASSUMED_GPU, Measured, located, with_carriers, with_codec_times, with_cpu_estimates
 from psgc.plan.inputs.profile import Profile, load_profile
 from psgc.plan.model.constraints import ALL
 from psgc.plan.model.costs import CodecCosts
@@ -64,7 +64,7 @@ def load_job(
         notes.append(f"no codec, since each {standard.told}; --codec names one")
     if not may_encode(constraints) or {codec, *named} == {UNCOMPRESSED}:
         profile, _ = with_cpu_estimates(profile, (UNCOMPRESSED,))  # copies into slots and out of them, and servers' sums
-        profile, fixed = with_overheads(profile)
+        profile, fixed = with_carriers(profile)
         notes += fixed
         return _job(Problem(profile, cluster, codec_costs(UNCOMPRESSED, profile), constraints), notes)
     wanted = named | _candidates(codec, profile, standard=standard)

@@ -17,10 +17,12 @@ import numpy as np
 from psgc.errors import UsageError
 from psgc.plan.inputs.cluster import Cluster
 from psgc.plan.inputs.estimates import through_hosts
-from psgc.plan.inputs.profile import F64, OVERHEADS, V100_CODECS, CostCurve, Profile
+from psgc.plan.inputs.profile import F64, V100_CODECS, CostCurve, Profile
 from psgc.plan.model import costs, options
 from psgc.plan.model.bucketing import Tensors
-from psgc.plan.model.costs import FLOAT_BYTES, CodecCosts
+from psgc.plan.model.collectives import BETWEEN_GPUS, IN_HOSTS_MEMORY, LIBRARY, RINGS, Collectives
+from psgc.plan.model.cores import Sharing, sharing_of
+from psgc.plan.model.costs import FLOAT_BYTES, Atom, CodecCosts, Task
 from psgc.plan.model.options import Constraints, Option
 from psgc.plan.model.plan import UNCOMPRESSED, Plan, PlannedBucket, check_fits
 from psgc.plan.model.timeline import Chains, Ints, Timeline, chains_of, run
@@ -37,11 +39,11 @@ def codec_costs(name: str, profile: Profile, workers: int = 1) -> CodecCosts:
     A ``push/pull`` pair takes the times of both halves. ``none`` has no encode or decode times, so no device can encode with it.
     Raises CodecError for an unknown codec, and UsageError for a codec without times in the profile."""
     raw = profile.codecs.get(UNCOMPRESSED, {})
-    fixed = [profile.overheads.get(key, 0.0) for key in OVERHEADS]
+    carriers = profile.all_carriers
     if name == UNCOMPRESSED:
-        return CodecCosts(UNCOMPRESSED, FLOAT_BYTES, {}, None, raw, *fixed)
+        return CodecCosts(UNCOMPRESSED, FLOAT_BYTES, {}, None, raw, carriers)
     if name in PUBLISHED_BYTES:
-        return CodecCosts(name, PUBLISHED_BYTES[name], profile.codecs.get(name, {}), None, raw, *fixed)
+        return CodecCosts(name, PUBLISHED_BYTES[name], profile.codecs.get(name, {}), None, raw, carriers)
     from psgc.codecs.registry import parse_scheme
     from psgc.codecs.scheme import BucketContext
 
@@ -55,7 +57,7 @@ def codec_costs(name: str, profile: Profile, workers: int = 1) -> CodecCosts:
     rounds = scheme.rounds(sample)
     push = sum(round_.pair.push.payload_bound(round_.numel) for round_ in rounds) / sample
     pull = sum(round_.pair.pull.payload_bound(round_.numel) for round_ in rounds) / sample
-    return CodecCosts(scheme.canonical, push, curves, pull, raw, *fixed)
+    return CodecCosts(scheme.canonical, push, curves, pull, raw, carriers)
 
 
 def _check_shapes(name: str, profile: Profile) -> None:
@@ -115,13 +117,15 @@ class Problem:
     """A model, a cluster, a codec, and the user's constraints.
 
     others: pairs of a pattern of tensor names and the codec of the tensors that match it, in place of ``codec``. The first match counts.
-    A bucket holds tensors of one codec."""
+    A bucket holds tensors of one codec.
+    by_library: whether a library all-reduces gradients on GPUs, as DistributedDataParallel's does, in place of a job's own collectives."""
 
     profile: Profile
     cluster: Cluster
     codec: CodecCosts
     constraints: Constraints = field(default_factory=Constraints)
     others: tuple[tuple[str, CodecCosts], ...] = ()
+    by_library: bool = False
 
     @cached_property
     def codecs(self) -> tuple[CodecCosts, ...]:
@@ -217,12 +221,14 @@ class Problem:
         return self.profile.device == "cpu" and self.cluster.host is None
 
     @cached_property
-    def collectives(self) -> costs.Collectives:
+    def collectives(self) -> Collectives:
         """How collectives run. Where gradients lie on GPUs, the cluster does not name what runs them, and the plan need not run: in rings over the cluster's
         links, as the papers count them."""
         if self.in_hosts_memory or self.priced.collectives == "host":
-            return costs.IN_HOSTS_MEMORY
-        return costs.BETWEEN_GPUS if self.priced.collectives == "nccl" else costs.RINGS
+            return IN_HOSTS_MEMORY
+        if self.by_library:
+            return LIBRARY
+        return BETWEEN_GPUS if self.priced.collectives == "nccl" else RINGS
 
     @cached_property
     def threads(self) -> Ints:
@@ -282,15 +288,26 @@ class Problem:
             self._costs[bucket.codec] = codec_costs(bucket.codec, self.profile, self.cluster.gpus)
         return self._costs[bucket.codec]
 
+    @cached_property
+    def sharing(self) -> Sharing | None:
+        """The cores that backward shares with communication; None if it computes elsewhere."""
+        return sharing_of(self.cluster, self.profile.compute_threads) if self.in_hosts_memory else None
+
+    def price(self, atom: Atom, codec: CodecCosts) -> list[Task]:
+        """The tasks of an atom of an option."""
+        return costs.price(atom, self.priced, codec, self.collectives, self.sharing)
+
+    def tasks(self, option: Option, codec: CodecCosts) -> tuple[Task, ...]:
+        """The tasks of an option."""
+        return costs.tasks(option, self.priced, codec, self.collectives, self.sharing)
+
     def part_tasks(self, option: Option, numel: float, codec: CodecCosts) -> list[tuple[str, int, float]]:
         """The tasks of one part of ``numel`` elements, as (action, resource, microseconds)."""
         return [(action, resource, float(us[0])) for action, resource, us in self.tasks_of(option, np.array([numel]), codec)]
 
     def tasks_of(self, option: Option, numel: F64, codec: CodecCosts) -> list[tuple[str, int, F64]]:
         """The tasks of parts of these numbers of elements, as (action, resource, microseconds for each part)."""
-        return [
-            (task.action, task.resource, codec.all_us(task, numel)) for task in costs.tasks(option, self.priced, codec, self.collectives)
-        ]
+        return [(task.action, task.resource, codec.all_us(task, numel)) for task in self.tasks(option, codec)]
 
 
 class Row(NamedTuple):

@@ -41,12 +41,12 @@ def varied(problem: Problem, change: Change) -> Problem:
     """The problem with these changes."""
     if change == SAME:
         return problem
-    return Problem(
-        _profile(problem.profile, change),
-        with_faster_host(with_faster_link(problem.cluster, change.link), change.host),
-        _codec(problem.codec, change),
-        problem.constraints,
-        tuple((pattern, _codec(codec, change)) for pattern, codec in problem.others),
+    return replace(
+        problem,
+        profile=_profile(problem.profile, change),
+        cluster=with_faster_host(with_faster_link(problem.cluster, change.link), change.host),
+        codec=_codec(problem.codec, change),
+        others=tuple((pattern, _codec(codec, change)) for pattern, codec in problem.others),
     )
 
 
@@ -97,4 +97,7 @@ def _codec(codec: CodecCosts, change: Change) -> CodecCosts:
 
 def scaled(curve: CostCurve, factor: float) -> CostCurve:
     """The curve with all times multiplied by ``factor``."""
-    return CostCurve(curve.numel, tuple(us * factor for us in curve.encode_us), tuple(us * factor for us in curve.decode_us))
+    encode, decode, *passes = (
+        tuple(us * factor for us in times) for times in (curve.encode_us, curve.decode_us, *(us for _, us in curve.passes))
+    )
+    return CostCurve(curve.numel, encode, decode, tuple((count, us) for (count, _), us in zip(curve.passes, passes, strict=True)))

@@ -155,8 +155,9 @@ def _with_half(problem: Problem) -> Problem:
 
 
 def _by_others(problem: Problem) -> Problem:
-    """The problem for what need not run in psgc: all options, at the costs of the cluster's links."""
-    return replace(problem, constraints=replace(problem.constraints, runtime=False, among_workers=True))
+    """The problem for what need not run in psgc: all options, at the costs of the cluster's links; beside what jobs run, as a library all-reduces."""
+    limits = problem.constraints
+    return replace(problem, constraints=replace(limits, runtime=False, among_workers=True), by_library=limits.runtime)
 
 
 def _best(sought: Found, plain: Found, encoded: tuple[PlannedBucket, ...] | None, problem: Problem, *, compresses: bool) -> Found:

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from psgc.plan.model.costs import RESOURCES, CodecCosts, Task, resources_of, tasks
+from psgc.plan.model.costs import RESOURCES, CodecCosts, Task, resources_of
 from psgc.plan.model.options import Option, encodes
 from psgc.plan.model.plan import UNCOMPRESSED, PlannedBucket
 from psgc.plan.model.problem import Problem, simulate
@@ -97,7 +97,7 @@ def _least(problem: Problem, codec: CodecCosts, options: Sequence[Option], numel
     priced: dict[Task, F64] = {}
     total = np.zeros((len(options), len(numels)))
     for number, option in enumerate(options):
-        for task in tasks(option, problem.priced, codec, problem.collectives):
+        for task in problem.tasks(option, codec):
             if task not in priced:
                 priced[task] = codec.all_us(task, numels)
             total[number] += priced[task]

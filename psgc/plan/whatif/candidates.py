@@ -113,7 +113,7 @@ def ladder(timed: Timed, cluster: Cluster, codecs: Sequence[str], *, standard: S
 
 
 def _plain(timed: Timed, cluster: Cluster) -> Problem:
-    return Problem(timed.profile, cluster, codec_costs(UNCOMPRESSED, timed.profile), Constraints())
+    return Problem(timed.profile, cluster, codec_costs(UNCOMPRESSED, timed.profile), Constraints(), by_library=True)
 
 
 def _halved(problem: Problem) -> Problem:

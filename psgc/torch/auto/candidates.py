@@ -9,7 +9,7 @@ import json
 import statistics
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 from psgc.errors import PsgcError
 from psgc.plan.inputs.observed import LEAST_ITERATIONS, Iteration, profile_of
 from psgc.plan.live.levels import loss_of
-from psgc.plan.live.outlook import OVERHEADS, PLAN, PRESENT_PLAN, Outlook, loss_of_name, outlook
+from psgc.plan.live.outlook import PLAN, PRESENT_PLAN, Outlook, loss_of_name, outlook, with_costs
 from psgc.plan.live.steering import Steering
 from psgc.plan.model.plan import Plan
 from psgc.torch.auto.allowed import Allowed
@@ -165,7 +165,7 @@ class Candidates:
         found = outlook(profile, machines, step_ms, present, layouts, present_codec, plans, steering.tries_plain and loss_of(present) > 0)
         folder = exchange.session.config.trace_folder
         if folder and exchange.name in FIRST:
-            leave_file(folder, TRACED_PROFILE, json.dumps(replace(profile, overheads=OVERHEADS).to_json()))
+            leave_file(folder, TRACED_PROFILE, json.dumps(with_costs(profile).to_json()))
             leave_file(folder, TRACED_CLUSTER, machines.cluster(found.gbps).to_toml())
         return found
 
