@@ -132,7 +132,7 @@ class Client:
         if part.phase is not Phase.IDLE:
             raise LocalProtocolError(f"part {key_text(key)} was submitted again while step {part.step} is {part.phase.value}")
         part.step += 1
-        part.credit, part.asked = 0, False
+        part.credit, part.asked, part.overwritten = 0, False, False
         flags = (
             Flag.WANT_RESULT
             | (Flag.PREVIOUS_SKIPPED if previous_skipped else Flag.NONE)
@@ -211,6 +211,18 @@ class Client:
             transfer = self.servers[server].transfers.answered(header, payload)
             return [] if transfer is None else [Transferred(transfer), *self._say_transfers(server)]
         raise RemoteProtocolError(f"server {server}: a server does not send {Kind(header.kind).name} to a worker")
+
+    def awaits(self, server: int, header: Header) -> bool:
+        """Whether the message that this begins is the result that its part awaits. From now on, whatever becomes of the message, the part's payload may be
+        overwritten: a server that has the result does not ask for the push again."""
+        part = self.parts.get(header.key)
+        ours = (header.job, header.epoch, header.sender) == (self.job, self.epoch, SERVER_SENDER + server)
+        if part is None or not ours or header.kind != Kind.RESULT:
+            return False
+        if part.place.server != server or part.step != header.step or part.phase not in (Phase.SENT, Phase.ACKED):
+            return False
+        part.overwritten = True
+        return True
 
     def taken(self, key: int) -> None:
         """The part's result has been taken: its next step may begin."""
@@ -351,7 +363,12 @@ class Client:
         if notice.code == ErrorCode.PUSH_MISSING:
             part = self.parts.get(header.key)
             current = part is not None and part.step == header.step and part.phase in (Phase.SENT, Phase.ACKED)
-            return self._again(part) if part is not None and current and part.asked else []
+            if part is None or not current or not part.asked:
+                return []
+            if part.overwritten:
+                text = f"step {part.step} of key {key_text(part.place.key)}"
+                return [Failed(f"server {part.place.server} lacks this worker's push of {text}, whose result it had begun to send")]
+            return self._again(part)
         if notice.code in (ErrorCode.NOT_ADMITTED, ErrorCode.STALE_EPOCH):
             return []  # about a connection or an epoch that is over; the worker asks about its parts on the new connection
         return [Failed(notice.text)]

@@ -22,7 +22,8 @@ class Contribution:
     """This rank's contribution to a key's next step; its payload lies in the key's slot, or is ``payload``, and stays there until the result is taken.
 
     then: called once, in the network thread, with the result's flags and its payload (None: it has none), which stays as it is until
-    ``Servers.taken``. The other fields are as in ``Session.submit``."""
+    ``Servers.taken``. payload, result: where servers take payloads ``in_place``, the payload where it lies, and memory of the result's length, which may be the
+    same, where that may be received; nobody else writes there until ``then``. The other fields are as in ``Session.submit``."""
 
     key: int
     payload_bytes: int
@@ -32,7 +33,8 @@ class Contribution:
     then: Callable[[int, Any], None]
     skip: bool = False
     priority: int | None = None  # from now on, on this rank; None: as before
-    payload: Any = None  # where servers take payloads from where they lie
+    payload: Any = None
+    result: Any = None
 
 
 class Servers(Protocol):
@@ -40,6 +42,9 @@ class Servers(Protocol):
 
     def slot(self, key: int) -> Place:
         """Where this rank's payloads of the key are encoded, as long as the push codec's bound."""
+
+    def in_place(self, key: int) -> bool:
+        """Whether the key's payloads may lie anywhere, and results are received where a contribution says; always the same."""
 
     def contribute(self, contribution: Contribution) -> None:
         """Begin the key's next step. The last one's result has been taken."""
@@ -71,6 +76,11 @@ class Contributions:
     def slot(self, key: int) -> Slot:
         """Where this rank's payloads of the key are encoded."""
         return self._slots[key]
+
+    def place(self, key: int) -> Place:
+        """Where the payload under way lies."""
+        payload = self.current[key].payload
+        return self._slots[key] if payload is None else Place(None, 0, payload)
 
     def close(self) -> None:
         self._arena.close()

@@ -84,6 +84,10 @@ class Network(threading.Thread):
         """See ``Servers``. The key's layout has been laid out."""
         return self._push_pull.contributions.slot(key)
 
+    def in_place(self, key: int) -> bool:
+        """See ``Servers``."""
+        return self._push_pull.in_place(key)
+
     def contribute(self, contribution: Contribution) -> None:
         """See ``Servers``."""
         self._soon(self._push_pull.contribute, contribution)

@@ -65,7 +65,8 @@ class Said(NamedTuple):
 
 @dataclass(slots=True)
 class PartState:
-    """See the module's text. credit: bytes of the server's credit that the part holds; asked: after a connection was re-made, and not answered yet."""
+    """See the module's text. credit: bytes of the server's credit that the part holds; asked: after a connection was re-made, and not answered yet;
+    overwritten: the step's result has begun to come, so that its payload may be gone."""
 
     place: PartPlace
     priority: int
@@ -74,6 +75,7 @@ class PartState:
     said: Said = field(default_factory=Said)
     credit: int = 0
     asked: bool = False
+    overwritten: bool = False
 
     @property
     def ticket(self) -> int:

@@ -10,11 +10,12 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from psgc.config import Config
 from psgc.layout import Layout
 from psgc.observe.worker_trace import WorkerTrace
-from psgc.wire.frames import Kind
+from psgc.wire.frames import Header, Kind
 from psgc.wire.messages import Topology
 from psgc.worker.client import Action, Client, Failed, Greet, Measured, Result, Transferred, Transmit
 from psgc.worker.connections.servers import Owner, ServerConnections
@@ -38,7 +39,7 @@ class PushPull:
 
     def __init__(self, config: Config, trace: WorkerTrace | None, owner: Owner) -> None:
         self._config, self._owner = config, owner
-        self.connections = ServerConnections(config, trace, owner, self._apply)
+        self.connections = ServerConnections(config, trace, owner, self._apply, self._posted)
         self.client: Client | None = None
         self.contributions = Contributions()
         self._unmeasured: list[Callable[[int], None]] = []  # calls that wait until the connections have been measured
@@ -69,6 +70,11 @@ class PushPull:
             call(self.client.rate)
         else:
             self._unmeasured.append(call)
+
+    def in_place(self, key: int) -> bool:
+        """See ``Servers``."""
+        assert self.client is not None
+        return self.connections.links[self.client.parts[key].place.server].route.transport.copies
 
     def contribute(self, contribution: Contribution) -> None:
         """See ``Servers``."""
@@ -106,8 +112,8 @@ class PushPull:
         """Carry out what the client's state machine says."""
         for action in actions:
             if isinstance(action, Transmit):
-                slot = self.contributions.slot(action.header.key) if action.payload else None
-                self.connections.send(action.server, action.header, b"" if action.body is None else action.body, slot)
+                place = self.contributions.place(action.header.key) if action.payload else None
+                self.connections.send(action.server, action.header, b"" if action.body is None else action.body, place)
             elif isinstance(action, Result):
                 self.contributions.current[action.key].then(action.flags, action.payload)
             elif isinstance(action, Greet):
@@ -118,6 +124,13 @@ class PushPull:
                 self._measured()
             elif isinstance(action, Failed):
                 self._owner.end_job(action.text)
+
+    def _posted(self, server: int, header: Header) -> Any:
+        """Where a payload that this server has begun to send is to be received; None: anywhere."""
+        contribution = self.contributions.current.get(header.key)
+        if contribution is None or contribution.result is None or len(contribution.result) != header.payload_bytes:
+            return None
+        return contribution.result if self.client is not None and self.client.awaits(server, header) else None
 
     def _measured(self) -> None:
         assert self.client is not None

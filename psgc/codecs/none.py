@@ -8,6 +8,8 @@ Owns the sums of uncompressed parts: 32- and 16-bit floats add in float32, float
 divides in the accumulator (floats truly, integers by floor) before the cast back, which rounds floats to nearest even, wraps
 integers and makes bool of "not zero".
 
+A payload may lie where its elements do: then neither encoding nor decoding touches them.
+
 A lossy codec of 16-bit parts takes and gives float32. In a pair with one (``int8/none``), so does this codec: what it is given came from 16 bits, and
 what it gives fits into them, so nothing is lost.
 """
@@ -30,6 +32,11 @@ def accumulator(dtype: str) -> Any:
     if dtype in FLOATS:
         return np.float32
     return np.float64 if dtype == "float64" else np.int64
+
+
+def same_memory(one: Array, other: Array) -> bool:
+    """Whether two contiguous arrays begin at the same address."""
+    return bool(one.__array_interface__["data"][0] == other.__array_interface__["data"][0])
 
 
 def reference_decode(dtype: str, payload: bytes) -> Array:
@@ -92,7 +99,8 @@ class NoneCodec(Codec):
         if self._kernels is not None and grad.dtype != self._items:  # float32, as the other codec of the pair takes it
             self._kernels.finish(grad, 0, 1, out)
             return Encoded(self.payload_bound(grad.size), nonfinite=False)
-        out[: grad.nbytes] = grad.view(np.uint8)
+        if not same_memory(grad, out):
+            out[: grad.nbytes] = grad.view(np.uint8)
         return Encoded(grad.nbytes, nonfinite=False)
 
     def decode(self, payload: Bytes, numel: int, lo: int, hi: int, out: Array) -> None:
@@ -100,7 +108,9 @@ class NoneCodec(Codec):
             self._kernels.decode(payload, lo, out)
             return
         item = self._items.itemsize
-        out.view(np.uint8)[:] = payload[lo * item : hi * item]
+        elements = payload[lo * item : hi * item]
+        if not same_memory(elements, out):
+            out.view(np.uint8)[:] = elements
 
     def fold(self, payloads: Sequence[Bytes], numel: int, lo: int, hi: int, acc: Array, fresh: bool) -> None:
         if self._kernels is not None:

@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from psgc.config import Config
 from psgc.transport.memory.segment import Place
 from psgc.transport.pacing import PacedLink
@@ -20,7 +23,17 @@ from psgc.transport.security.handshake import Proof
 from psgc.wire.frames import Header
 
 MAX_MESSAGES: Final = 64  # that one link receives in one turn, before the other links have theirs
+# Payloads of so many bytes are worth being sent from, and received, where they are wanted; below, a copy takes less than asking.
+IN_PLACE_BYTES: Final = 64 << 10
 MAX_BYTES: Final = 8 << 20  # of payloads that one link receives in one turn; a turn then takes some milliseconds
+
+
+Posted = Callable[["Link", Header], NDArray[np.uint8] | None]
+"""Where a connection's message is to be received; see ``Link.posted``."""
+
+
+def nothing_posted(_link: Link, _header: Header) -> None:
+    """Every payload is received into the connection's buffers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +53,8 @@ class Link(ABC):
     unsent: how many payloads were queued and have not been taken completely by the kernel yet; 0 if the transport has no such queue.
     owner: the object that keeps the link, for the loop that finds it ready.
     buffers: what payloads are received into, if they do not lie in the peer's memory; the connections of a ``LinkSet`` share it.
+    posted: asked for memory of exactly the length of a payload that has begun to come, to receive it into; None: ``buffers``. Only large payloads are asked
+    for, and none that is encrypted: whoever posts memory may read it before a forged payload has been refused.
     """
 
     queues: ClassVar[bool] = False  # whether payloads wait in the link for a slow peer: see ``unsent``
@@ -51,6 +66,7 @@ class Link(ABC):
         self.unsent = 0
         self.owner: Any = None
         self.buffers = ReceiveBuffers()
+        self.posted: Posted = nothing_posted
         self.pace: PacedLink | None = None  # the simulated link that it shares, if any
         self.held_out = self.held_in = False  # the simulated link lets nothing more pass in that direction now
         self._greeting = proof.begin()
@@ -179,12 +195,14 @@ class Transport(ABC):
     """One kind of payload connection.
 
     name: its value of PSGC_TRANSPORT, and the scheme of its addresses. label: its name in handshakes, at most 8 ASCII letters; a proof is valid
-    on one transport only. local: payloads never leave the host, so that PSGC_ENCRYPT=1 needs no encryption here. encrypts: its links encrypt
+    on one transport only. copies: payloads may lie anywhere, since their bytes are sent, and are received where they are wanted. local: payloads never leave
+    the host, so that PSGC_ENCRYPT=1 needs no encryption here. encrypts: its links encrypt
     payloads if ``Proof.encrypted``. Under PSGC_ENCRYPT=1 a transport that neither is local nor encrypts is refused.
     """
 
     name: ClassVar[str]
     label: ClassVar[str]
+    copies: ClassVar[bool] = False
     local: ClassVar[bool] = False
     encrypts: ClassVar[bool] = False
 

@@ -9,20 +9,20 @@ from __future__ import annotations
 import select
 from collections.abc import Iterator, Sequence
 
-from psgc.transport.link import Link
+from psgc.transport.link import Link, Posted, nothing_posted
 from psgc.transport.pacing import Alarm, PacedLink
 from psgc.transport.receive_buffers import ReceiveBuffers
 
 
 class LinkSet:
-    """See the module's text. pace: the simulated link that all connections share, if any. Not thread-safe."""
+    """See the module's text. pace: the simulated link that all connections share, if any; posted: theirs. Not thread-safe."""
 
-    def __init__(self, pace: PacedLink | None = None) -> None:
+    def __init__(self, pace: PacedLink | None = None, posted: Posted = nothing_posted) -> None:
         self._pace = pace
         self._alarm = Alarm() if pace is not None else None
         self._held: dict[int, Link] = {}
         self._epoll = select.epoll()
-        self._buffers = ReceiveBuffers()
+        self._buffers, self._posted = ReceiveBuffers(), posted
         self._links: dict[int, Link] = {}
         self._polled_for: dict[int, int] = {}
         self._touched: dict[int, Link] = {}
@@ -44,7 +44,7 @@ class LinkSet:
 
     def add(self, link: Link) -> None:
         fd = link.fileno()
-        link.buffers = self._buffers
+        link.buffers, link.posted = self._buffers, self._posted
         self._links[fd] = link
         self._polled_for[fd] = select.EPOLLIN
         self._epoll.register(fd, select.EPOLLIN)

@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any, Final
 
 from psgc.config import Config
-from psgc.errors import RemoteProtocolError
+from psgc.errors import LocalProtocolError, RemoteProtocolError
 from psgc.transport.link import MAX_BYTES, MAX_MESSAGES, Dial, Listener, Transport, Trouble
 from psgc.transport.memory.segment import Place, Segment
 from psgc.transport.security.handshake import Proof, Refused
@@ -70,6 +70,8 @@ class LocalLink(SocketLink):
         if place is None:
             self._put(pack_header(header) + (b"" if body is None else bytes(body)), None)
             return
+        if place.segment is None:
+            raise LocalProtocolError("a payload outside of shared memory cannot be told to a peer")
         segment = self._passed.get(place.segment)
         if segment is None:
             segment = self._pass(place.segment)

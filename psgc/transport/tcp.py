@@ -23,7 +23,7 @@ from psgc.config import Config
 from psgc.errors import RemoteProtocolError
 from psgc.processes.addresses import SCHEME, is_loopback, join, listening_socket, lookup, split, unmapped
 from psgc.transport.host import local_address_for
-from psgc.transport.link import MAX_BYTES, MAX_MESSAGES, Dial, Listener, Transport, Trouble
+from psgc.transport.link import IN_PLACE_BYTES, MAX_BYTES, MAX_MESSAGES, Dial, Listener, Transport, Trouble
 from psgc.transport.lookup import Lookup
 from psgc.transport.memory.segment import Place
 from psgc.transport.pacing import PacedLink, cut
@@ -247,7 +247,7 @@ class TcpLink(SocketLink):
             if header.payload_bytes > MAX_PAYLOAD_BYTES:
                 raise RemoteProtocolError(f"payload of {header.payload_bytes} bytes, at most {MAX_PAYLOAD_BYTES}", ErrorCode.MALFORMED)
             self._header, self._filled = header, 0
-            self._array = self.buffers.take(header.payload_bytes + (TAG_BYTES if self._cipher is not None else 0))
+            self._array = self._room(header)
             self._payload = self._array.data
         count = min(self._hi - self._lo, len(self._payload) - self._filled)
         if count:
@@ -260,6 +260,13 @@ class TcpLink(SocketLink):
         array, self._array, self._payload = self._array, _NOTHING, _NOTHING.data
         self._header, self._filled = None, 0
         return header, array[: header.payload_bytes] if header.payload_bytes else None
+
+    def _room(self, header: Header) -> Bytes:
+        """Memory to receive the payload into, and the tag that follows it."""
+        if self._cipher is not None:
+            return self.buffers.take(header.payload_bytes + TAG_BYTES)
+        wanted = self.posted(self, header) if header.payload_bytes >= IN_PLACE_BYTES else None
+        return self.buffers.take(header.payload_bytes) if wanted is None else wanted
 
     def _fill(self) -> bool:
         """Receive more, directly into the payload that is under way. True if no more bytes have come."""
@@ -380,6 +387,7 @@ class Tcp(Transport):
 
     name = "tcp"
     label = "tcp"
+    copies = True
     encrypts = True
 
     def listen(self, config: Config) -> TcpListener:

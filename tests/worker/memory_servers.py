@@ -110,6 +110,9 @@ class _Servers:
     def slot(self, key: int) -> Place:
         return self._servers.slot(self._rank, key)
 
+    def in_place(self, key: int) -> bool:
+        return False
+
     def contribute(self, contribution: Contribution) -> None:
         self._servers.contribute(self._rank, contribution)
 

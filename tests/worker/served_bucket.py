@@ -28,6 +28,9 @@ class _Slots:
     def slot(self, key: int) -> Slot:
         return self._slots[key]
 
+    def in_place(self, key: int) -> bool:
+        return False
+
     def contribute(self, contribution: Contribution) -> None:
         raise AssertionError("nothing is sent")
 

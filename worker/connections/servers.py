@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from psgc.config import Config
 from psgc.errors import RemoteProtocolError
@@ -49,12 +49,16 @@ class Owner(Protocol):
 
 
 class ServerConnections:
-    """See the module's text. Without servers until ``connect``. apply: carries out what the client's state machine says."""
+    """See the module's text. Without servers until ``connect``. apply: carries out what the client's state machine says; posted: memory of the length of a
+    payload that a server has begun to send, to receive it into, as of ``Link.posted``."""
 
-    def __init__(self, config: Config, trace: WorkerTrace | None, owner: Owner, apply: Callable[[list[Action]], None]) -> None:
+    def __init__(
+        self, config: Config, trace: WorkerTrace | None, owner: Owner, apply: Callable[[list[Action]], None], posted: Callable[[int, Header], Any]
+    ) -> None:  # fmt: skip
         self._config, self._trace, self._owner, self._apply = config, trace, owner, apply
         self.links: list[ServerLink] = []
-        self._set = LinkSet(PacedLink.of(config.link_mbit, config.link_fd) if config.link_mbit else None)
+        pace = PacedLink.of(config.link_mbit, config.link_fd) if config.link_mbit else None
+        self._set = LinkSet(pace, lambda link, header: posted(link.owner.server, header))
         self._client: Client
         self._reach: Reach | None = None  # once the servers are known
         self._lost: dict[int, float] = {}  # server -> when its connection went down; removed once that has been logged

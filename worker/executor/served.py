@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psgc.codecs import BucketContext, Encoded, Scheme, SchemeState, Stream, parse_scheme
+from psgc.codecs.none import NoneCodec
+from psgc.codecs.scheme import PairScheme
 from psgc.errors import CodecError, DeviceError, LocalProtocolError, PsgcError
 from psgc.layout import Bucket, Layout, Part
 from psgc.layout.building import UNCOMPRESSED
@@ -21,6 +23,7 @@ from psgc.observe.lanes import DECODE, ENCODE
 from psgc.program.groups import Groups
 from psgc.program.ranks import Range
 from psgc.program.steps import Decode, Encode, Program, Serve, Step, Transfer
+from psgc.transport.link import IN_PLACE_BYTES
 from psgc.wire.frames import Flag
 from psgc.worker.contributions import Contribution, Servers, Slot
 from psgc.worker.device import DeviceBucket
@@ -37,13 +40,22 @@ NOTHING: Final = Encoded(0, False)  # what a rank that skips contributes
 
 
 class RoundSlots:
-    """The slots of a slice's keys, by round, and the lengths of the payloads in them."""
+    """The slots of a slice's keys, by round, and the lengths of the payloads in them. in_place: a slice on the host is its own payload, and its result is
+    received there, so that slots are not used."""
 
-    def __init__(self, slots: Sequence[Slot]) -> None:
+    def __init__(self, slots: Sequence[Slot], in_place: bool) -> None:
         self._slots, self._lengths, self._fresh = slots, [0] * len(slots), set(range(len(slots)))
+        self._in_place = in_place
 
-    def out(self, index: int) -> Bytes:
-        """Where the round's payload is encoded."""
+    def own(self, array: NDArray[Any]) -> Bytes | None:
+        """The slice as its own payload, where it is that. array: the slice; empty if it lies on a device."""
+        return array.view(np.uint8) if self._in_place and array.size else None
+
+    def out(self, index: int, array: NDArray[Any]) -> Bytes:
+        """Where the round's payload is encoded. array: as of ``own``."""
+        own = self.own(array)
+        if own is not None:
+            return own
         if index in self._fresh:
             self._fresh.discard(index)
             self._slots[index].populate()
@@ -139,7 +151,7 @@ class ServedPart:
             self._slots.wrote(index, found.payload_bytes)
             then(None)
 
-        out, value, rescale = self._slots.out(index), self._feedback.value, self._feedback.rescale
+        out, value, rescale = self._slots.out(index, now.array), self._feedback.value, self._feedback.rescale
         if self._device is not None:
             self._device.encode(index, *self._slice, value, rescale, now.stream, out, encoded)
         elif self._initial is not None:
@@ -153,8 +165,9 @@ class ServedPart:
 
     def contribution(self, step: Serve, piece: Range, then: Callable[[int, Any], None]) -> Contribution:
         said, encoded = self._step.submission, self._step.encoded
+        own = self._slots.own(self._step.array)
         return Contribution(
-            self._key(step), encoded.payload_bytes, encoded.nonfinite, said.previous_skipped, said.rescale, then, said.skip, said.priority
+            self._key(step), encoded.payload_bytes, encoded.nonfinite, said.previous_skipped, said.rescale, then, said.skip, said.priority, own, own
         )  # fmt: skip
 
     def take(self, step: Serve, piece: Range, flags: int, payload: Bytes | None) -> int:
@@ -217,6 +230,13 @@ class ServedPart:
         return self._rounds[step.slot or 0].key
 
 
+def _is_its_payload(scheme: Scheme, part: Part) -> bool:
+    """Whether the elements of a slice are what is pushed and what comes back, and enough of them."""
+    pair = scheme.pair if type(scheme) is PairScheme else None
+    plain = pair is not None and isinstance(pair.push, NoneCodec) and isinstance(pair.pull, NoneCodec)
+    return plain and pair is not None and pair.push.payload_bound(part.numel) >= IN_PLACE_BYTES
+
+
 def served_parts(layout: Layout, bucket: Bucket, servers: Servers, rank: int) -> list[ServedPart]:
     """A part for each slice of the bucket. Raises CodecError, with the tensor, for a slice that the codec does not take."""
     scheme = layout.scheme(bucket)
@@ -235,7 +255,8 @@ def served_parts(layout: Layout, bucket: Bucket, servers: Servers, rank: int) ->
             state = scheme.new_state(numel)
         except CodecError as error:
             raise CodecError(f"tensor {layout.tensor_at(bucket, lo)!r}: {error}") from None
-        slots = RoundSlots([servers.slot(part.key) for part in rounds])
+        in_place = _is_its_payload(scheme, rounds[0]) and servers.in_place(rounds[0].key)
+        slots = RoundSlots([servers.slot(part.key) for part in rounds], in_place)
         stream = Stream(layout.seed, 0, rank, bucket.index, lo, layout.number)
         first = None if initial is None else initial.new_state(numel)
         parts.append(ServedPart(rounds, scheme, state, first, slots, stream, keeps))

@@ -72,9 +72,10 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a payload lies: ``bytes`` of a segment, from ``offset`` on. A transport may send the bytes, or tell the peer where they are."""
+    """Where a payload lies: ``bytes`` of a segment, from ``offset`` on. A transport may send the bytes, or tell the peer where they are. segment: None for
+    memory of this process alone, whose bytes only a transport that ``copies`` can carry."""
 
-    segment: Segment
+    segment: Segment | None
     offset: int
     bytes: Bytes
 
