@@ -130,3 +130,13 @@ def test_a_nan_travels_in_its_own_element(name: str) -> None:
     assert not codec.finish(acc, 4, 0, 4, 2, None, None, 1.0, STREAM, out).nonfinite
     codec.decode(out, 4, 0, 4, acc)
     assert np.array_equal(acc, values, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_elements_that_are_their_own_payload_are_not_touched(dtype: str) -> None:
+    codec, elements = parse_codec("none", dtype), make(dtype, 4097, 0)
+    elements.flags.writeable = False
+    payload = elements.view(np.uint8)
+    assert codec.encode(elements, None, 1.0, STREAM, payload).payload_bytes == payload.size
+    codec.decode(payload, elements.size, 0, elements.size, elements)
+    codec.decode(payload, elements.size, 4096, elements.size, elements[4096:])

@@ -28,7 +28,7 @@ from psgc.server.store import KeyShape, Store
 from psgc.server.window import OPEN, Window
 from psgc.wire.frames import SERVER_SENDER, Flag, Header, Kind, pack_header, unpack_header
 from psgc.wire.messages import RESIDUAL_NUMEL, ErrorCode, Notice, encode_body
-from psgc.worker.client import Client, Greet, Transferred, Transmit
+from psgc.worker.client import Client, Failed, Greet, Transferred, Transmit
 from psgc.worker.parts import PartPlace, PartState, Phase
 from psgc.worker.residuals.transfers import Transfer
 
@@ -538,6 +538,34 @@ def test_a_question_is_followed_by_one_payload_however_often_it_is_answered() ->
     assert push.payload
     assert client.receive(0, missing, body, 0.0) == []
     assert client.servers[0].sending.parts_in_flight == 1
+
+
+def test_a_payload_may_be_overwritten_once_its_result_begins_to_come_and_a_server_that_then_lacks_it_ends_the_job() -> None:
+    """The result of another step, of another server or of a step that is over is not received there."""
+    client = a_client()
+    client.connected(0, 0.0)
+    client.receive(0, from_server(Kind.WINDOW, step=OPEN), None, 0.0)
+    client.submit(0, 0.0, 10)
+    coming = from_server(Kind.RESULT, step=1)
+    for other in (
+        coming._replace(step=2),
+        coming._replace(kind=Kind.ACK),
+        coming._replace(epoch=9),
+        coming._replace(job=9),
+        coming._replace(key=77),
+    ):
+        assert not client.awaits(0, other)
+    assert not client.awaits(1, coming._replace(sender=SERVER_SENDER + 1))
+    assert client.awaits(0, coming)
+    client.disconnected(0)  # before all of it has come
+    client.connected(0, 0.0)
+    assert client.awaits(0, coming), "the server sends it again"
+    body = encode_body(Notice(ErrorCode.PUSH_MISSING, "no push"))
+    (failed,) = client.receive(0, from_server(Kind.ERROR, step=1)._replace(payload_bytes=len(body)), body, 0.0)
+    assert isinstance(failed, Failed)
+    assert failed.text == "server 0 lacks this worker's push of step 1 of key 0.0.0, whose result it had begun to send"
+    client.receive(0, coming, None, 0.0)
+    assert not client.awaits(0, coming), "the trainer may have changed what it got"
 
 
 @given(

@@ -16,9 +16,10 @@ import pytest
 
 from psgc.config import Config
 from psgc.transport import registry, selection
-from psgc.transport.link import Link, Listener, Transport, Trouble
+from psgc.transport.link import IN_PLACE_BYTES, Link, Listener, Transport, Trouble
 from psgc.transport.link_set import LinkSet
 from psgc.transport.memory.arena import Arena
+from psgc.transport.memory.segment import Place
 from psgc.transport.security.handshake import Refused, ServerProof, WorkerProof, worker_key
 from psgc.transport.watch import Watch
 from psgc.wire.frames import Header, Kind
@@ -149,6 +150,26 @@ def test_a_payload_is_as_long_as_its_header_says_though_its_place_is_longer(ends
     client.send(Header(Kind.PUSH, payload_bytes=10), place=place.part(100, 500))
     ends.worker.touch(client)
     assert ends.received(ends.server, host, 1)[0][1] == b"\x07" * 10
+
+
+def test_a_transport_that_copies_carries_payloads_from_anywhere_to_where_large_ones_are_wanted(ends: Ends) -> None:
+    client, host = ends.proved()
+    if not ends.transport.copies:
+        return
+    payloads = [np.full(size, number, np.uint8) for number, size in enumerate((IN_PLACE_BYTES, IN_PLACE_BYTES - 1, IN_PLACE_BYTES))]
+    posted, asked = np.zeros(IN_PLACE_BYTES, np.uint8), []
+
+    def post(link: Link, header: Header) -> Any:
+        asked.append((link, header.key))
+        return posted if header.key == 0 else None
+
+    host.posted = post
+    for number, payload in enumerate(payloads):
+        client.send(Header(Kind.PUSH, key=number, payload_bytes=payload.size), place=Place(None, 0, payload))
+    ends.worker.touch(client)
+    assert [payload for _, payload in ends.received(ends.server, host, 3)] == [bytes(payload) for payload in payloads]
+    assert asked == [(host, 0), (host, 2)], "a small payload is not worth asking"
+    assert bytes(posted) == bytes(payloads[0])
 
 
 def test_one_turn_receives_a_limited_number_and_the_rest_is_not_forgotten(ends: Ends) -> None:

@@ -8,11 +8,12 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
-from psgc.errors import RemoteProtocolError
+from psgc.errors import LocalProtocolError, RemoteProtocolError
 from psgc.transport.memory.arena import Arena
-from psgc.transport.memory.segment import Segment
+from psgc.transport.memory.segment import Place, Segment
 from psgc.transport.security.handshake import ServerProof, WorkerProof, worker_key
 from psgc.transport.shm import LOCATOR, MAX_PACKET_BYTES, MAX_SEGMENTS, LocalLink, LocalListener
 from psgc.wire.frames import HEADER_BYTES, Flag, Header, Kind, pack_header
@@ -206,3 +207,8 @@ def test_a_packet_that_is_cut_or_mixed_is_refused_after_the_messages_before(pair
         assert next(received)[0].key == 1
     with pytest.raises(RemoteProtocolError, match=why):
         list(received)
+
+
+def test_a_payload_outside_of_shared_memory_is_not_sent(pair: Any) -> None:
+    with pytest.raises(LocalProtocolError, match="a payload outside of shared memory cannot be told to a peer"):
+        pair[0].send(Header(Kind.PUSH, payload_bytes=5), place=Place(None, 0, np.zeros(5, np.uint8)))

@@ -274,6 +274,25 @@ def test_what_is_altered_repeated_left_out_or_sent_back_on_the_way_ends_the_conn
         list(receiver.receive())
 
 
+def test_an_encrypted_payload_is_never_received_where_it_is_wanted(pair: Any) -> None:
+    """Whoever wants it there may read it before it has been found to be forged."""
+    client, host = pair
+    encrypted, asked = client.proof.encrypted, []
+    sent = made(random.Random(3), 4, sizes=((4 << 20) + 5,))
+    links = LinkSet(posted=lambda _, header: asked.append(header))
+    links.add(host)
+    heard: list[tuple[Header, Any]] = []
+    for header, payload in sent:
+        client.send(header, payload)
+    deadline = time.monotonic() + PATIENCE_S
+    while len(heard) < len(sent) and time.monotonic() < deadline:
+        client.flush()
+        heard += host.receive()
+    links.close()
+    same(heard, sent)
+    assert asked == ([] if encrypted else [header for header, _ in sent])
+
+
 def test_without_the_package_the_option_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"PSGC_ENCRYPT=1 needs the package cryptography.*pip install 'psgc\[encrypt\]'"):

@@ -22,14 +22,14 @@ from psgc.worker.tickets import TicketBoard
 class _Slots:
     """In place of servers."""
 
-    def __init__(self, slots: Mapping[int, Slot]) -> None:
-        self._slots = slots
+    def __init__(self, slots: Mapping[int, Slot], in_place: bool) -> None:
+        self._slots, self._in_place = slots, in_place
 
     def slot(self, key: int) -> Slot:
         return self._slots[key]
 
     def in_place(self, key: int) -> bool:
-        return False
+        return self._in_place
 
     def contribute(self, contribution: Contribution) -> None:
         raise AssertionError("nothing is sent")
@@ -39,8 +39,8 @@ class _Slots:
 
 
 class ServedBucket:
-    def __init__(self, layout: Layout, bucket: Bucket, rank: int = 0, arena: Arena | None = None) -> None:
-        self._servers = _Slots(make_slots(layout, arena or Arena("test")))
+    def __init__(self, layout: Layout, bucket: Bucket, rank: int = 0, arena: Arena | None = None, in_place: bool = False) -> None:
+        self._servers = _Slots(make_slots(layout, arena or Arena("test")), in_place)
         self.layout, self.bucket, self.scheme = layout, bucket, layout.scheme(bucket)
         self.work = over_servers(layout, bucket, self._servers, rank)
         self.kept = self.work.kept

@@ -9,6 +9,7 @@ import pytest
 
 from psgc.errors import DeviceError, PsgcError
 from psgc.layout import Declaration, TensorSpec, build_layout
+from psgc.transport.link import IN_PLACE_BYTES
 from psgc.wire.frames import Flag
 from tests.jobs.array_buffer import ArrayBuffer
 from tests.worker.served_bucket import ServedBucket
@@ -50,6 +51,39 @@ def test_a_payload_counts_as_part_of_a_result_if_it_was_sent(codec: str, rounds:
     assert {(one.skip, one.previous_skipped, one.rescale, one.priority) for one in said} == {(skip, 1, 2.0, 7)}
     assert all((one.payload_bytes > 0) == (not skip and not one.nonfinite) or one.nonfinite for one in said)
     assert residual(served).any() == (not skip and not nonfinite)
+
+
+@pytest.mark.parametrize("numel", [IN_PLACE_BYTES // 4, IN_PLACE_BYTES // 4 - 1])
+@pytest.mark.parametrize("codec", ["none", "none/int8", "int8/none", "bf16"])
+def test_a_large_uncompressed_slice_is_its_own_payload_where_servers_take_it_so_and_any_other_is_in_its_slot(
+    codec: str, numel: int
+) -> None:
+    declaration = Declaration(
+        "m", "plan", (TensorSpec("w", (numel,), "float32"),), codec, True, order=(0,), used=(0,), min_compress_bytes=0
+    )
+    layout = build_layout(declaration, layout_id=1, servers=1, workers=2, used_by_all=frozenset((0,)))
+    served = ServedBucket(layout, layout.buckets[0], in_place=True)
+    (part,), before = served.bucket.parts, np.arange(numel, dtype=np.float32)
+    buffer = ArrayBuffer(before.copy())
+    served.begin(buffer)
+    said = served.encode(part)
+    own = codec == "none" and 4 * numel >= IN_PLACE_BYTES
+    assert (said.payload is not None) == (said.result is not None) == own
+    if not own:
+        assert codec != "none" or served.payload(part, said.payload_bytes).tobytes() == before.tobytes()
+        return
+    assert not served.payload(part, 4 * numel).any(), "its slot takes no memory"
+    assert all(
+        np.shares_memory(each, buffer.array) and each.size == said.payload_bytes == 4 * numel for each in (said.payload, said.result)
+    )
+    said.result.view(np.float32)[:] = 2 * before
+    served.decode(part, Flag.NONE, said.result[:])
+    served.store()
+    assert buffer.array.tobytes() == (2 * before).tobytes()
+    served.begin(buffer)
+    served.encode(part)
+    served.decode(part, Flag.NONE, (3 * before).view(np.uint8))
+    assert buffer.array.tobytes() == (3 * before).tobytes(), "a result that came elsewhere is taken from there"
 
 
 def test_a_nan_is_an_error_only_where_that_is_asked_for_and_names_its_tensor() -> None:
