@@ -159,7 +159,8 @@ def test_layouts_that_were_given_up_give_their_memory_back_on_servers_and_worker
     store, pushed = memory_of(job, 16)
     gradient = 4 * sum(SIZES.values())
     assert gradient < max(store) < 6 * gradient, "the server keeps two results, and where results lose something two residuals"
-    assert gradient / 2 < max(pushed) < 3 * gradient, "a worker keeps what it pushes"
+    least = gradient / 2 if transport == "shm" else gradient / 8  # over TCP what is uncompressed leaves from where it lies
+    assert least < max(pushed) < 3 * gradient, "a worker keeps what it pushes"
 
 
 def test_slots_behind_sums_within_nodes_are_given_back_too(make_job: Callable[..., Any], tmp_path: Path) -> None:
