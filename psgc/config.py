@@ -40,6 +40,7 @@ class Config:
     role: Role = "worker"
     nodes: int = 1
     servers: int = 1
+    servers_by: str = ""  # PSGC_SERVERS as it was set
     root_host: str = ""
     root_port: int = 0
     node: int = 0
@@ -119,6 +120,8 @@ class Config:
     world_size: int = 0  # torch.distributed's processes, as the environment has them; 0: it says nothing
     notes: tuple[str, ...] = ()  # warnings about names that are unknown, or without effect here
     meeting_place: str = ""  # MASTER_ADDR, where nothing else names the scheduler
+    embedded: bool = False  # the workers start the scheduler and the servers themselves
+    torchrun: bool = False  # torchrun's agent has started this process
     lonely: str = ""  # why a worker that is alone by these settings was hardly meant to be
 
     def __post_init__(self) -> None:
@@ -187,6 +190,10 @@ class Config:
         values["part_bytes_given"] = "part_bytes" in values
         _from_torchrun(env, values)
         _refuse_mistyped(env)
+        values["torchrun"] = bool(env.get("TORCHELASTIC_RUN_ID", "").strip())
+        values["embedded"] = _embedded(env, values, overrides)
+        if values["embedded"]:
+            values.setdefault("servers", values.get("nodes", 1))
         values.setdefault("world_size", int(env["WORLD_SIZE"]) if env.get("WORLD_SIZE", "").isdigit() else 0)
         values.setdefault("meeting_place", "" if env.get("DMLC_PS_ROOT_URI", "").strip() else env.get("MASTER_ADDR", "").strip())
         config = cls(**values, notes=tuple(_notes(env)), lonely=_lonely(env, values))
@@ -203,19 +210,16 @@ class Config:
         """Raise ConfigError unless this process knows how to find the scheduler and how many members to expect."""
         if self.meeting_place and not self.root_port:
             raise ConfigError(
-                f"MASTER_ADDR={self.meeting_place} is set, as torchrun does, but DMLC_PS_ROOT_PORT is missing: torchrun starts workers alone; start the "
-                f"scheduler and the servers beside it, and set DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT and DMLC_NUM_SERVER everywhere "
-                f"(docs/integrations.md); or start the job with `psgc run`"
+                f"MASTER_ADDR={self.meeting_place} is set, as torchrun does, but DMLC_PS_ROOT_PORT is missing: set PSGC_SERVERS=embedded, so that the workers "
+                f"start the scheduler and the servers; or start these beside it, and set DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT and DMLC_NUM_SERVER everywhere "
+                f"(docs/clusters.md); or start the job with `psgc run`"
             )
         if not self.root_host or not self.root_port:
             raise ConfigError(
                 f"a {self.role} needs DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT (the scheduler's address), "
                 f"got {self.root_host or 'none'!r} and {self.root_port or 'none'!r}; or start the job with `psgc run`"
             )
-        if self.encrypt and not self.token and not is_loopback(self.root_host):
-            raise ConfigError(
-                "PSGC_ENCRYPT=1 without PSGC_TOKEN: the keys of payload connections would travel in clear; set PSGC_TOKEN to one long random text everywhere"
-            )
+        self.require_secret()
         if self.role == "server" and not self.servers:
             raise ConfigError(
                 "DMLC_NUM_SERVER=0: this job has no servers; start the scheduler and the workers alone, or set it to the number of servers"
@@ -226,6 +230,13 @@ class Config:
             raise ConfigError(
                 "PSGC_ENCRYPT=1 and DMLC_NUM_SERVER=0: collectives between workers are neither encrypted nor authenticated; start servers, or unset "
                 "PSGC_ENCRYPT where the network is trusted"
+            )
+
+    def require_secret(self) -> None:
+        """Raise ConfigError where payloads are to be encrypted, but their keys would not be."""
+        if self.encrypt and not self.token and not is_loopback(self.root_host):
+            raise ConfigError(
+                "PSGC_ENCRYPT=1 without PSGC_TOKEN: the keys of payload connections would travel in clear; set PSGC_TOKEN to one long random text everywhere"
             )
 
 
@@ -244,13 +255,44 @@ def _parse(variable: Variable, name: str, text: str) -> Any:
 
 
 def _from_torchrun(env: Mapping[str, str], values: dict[str, Any]) -> None:
-    """Under torchrun, without DMLC_*: nodes from WORLD_SIZE and LOCAL_WORLD_SIZE. Does nothing elsewhere."""
+    """Under torchrun, without DMLC_*: nodes from GROUP_WORLD_SIZE, else from WORLD_SIZE and LOCAL_WORLD_SIZE. Does nothing elsewhere."""
     if "nodes" in values or not env.get("WORLD_SIZE", "").isdigit():
         return
     world, local = int(env["WORLD_SIZE"]), values.get("local_size", 1)
+    if env.get("GROUP_WORLD_SIZE", "").isdigit():  # nodes may differ in size
+        values["nodes"] = int(env["GROUP_WORLD_SIZE"])
+        return
     if world % local:
         raise ConfigError(f"WORLD_SIZE={world} is no multiple of LOCAL_WORLD_SIZE={local}; set DMLC_NUM_WORKER and DMLC_WORKER_ID")
     values["nodes"] = world // local
+    if "node" not in values and env.get("RANK", "").isdigit():
+        values["node"] = int(env["RANK"]) // local
+
+
+def _embedded(env: Mapping[str, str], values: Mapping[str, Any], overrides: Mapping[str, Any]) -> bool:
+    """Whether the workers are to start the scheduler and the servers: see PSGC_SERVERS. Raises ConfigError where they are, but cannot."""
+    asked = values.get("servers_by", "")
+    if asked == "external" or values.get("role", "worker") != "worker" or {"root_host", "root_port"} & overrides.keys():
+        return False
+    if not asked:
+        taken = ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NUM_WORKER")
+        return bool(
+            values["torchrun"]
+            and values.get("wire", "psgc") == "psgc"
+            and not any(env.get(name, "").strip() for name in (*taken, "DMLC_ROLE"))
+        )
+    if address := env.get("DMLC_PS_ROOT_URI", "").strip():
+        raise ConfigError(
+            f"PSGC_SERVERS=embedded: the workers start the scheduler, but DMLC_PS_ROOT_URI={address} names one that others start; unset one of the two"
+        )
+    if missing := [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if not env.get(name, "").strip()]:
+        raise ConfigError(
+            f"PSGC_SERVERS=embedded needs torch.distributed's variables, as torchrun sets them, but {', '.join(missing)} "
+            f"{'is' if len(missing) == 1 else 'are'} missing; start the script with torchrun, or the job with `psgc run`"
+        )
+    if values.get("wire", "psgc") != "psgc":
+        raise ConfigError("PSGC_SERVERS=embedded starts servers of psgc's own wire, but PSGC_WIRE=pslite; unset one of the two")
+    return True
 
 
 def _lonely(env: Mapping[str, str], values: Mapping[str, Any]) -> str:

@@ -130,6 +130,11 @@ VARIABLES: Final = (
     ),
     Variable("DMLC_NUM_WORKER", "nodes", _integer(1), "wsc", "number of worker machines (nodes)"),
     Variable("DMLC_NUM_SERVER", "servers", _integer(0), "wsc", "number of servers; 0: workers aggregate among themselves"),
+    Variable(
+        "PSGC_SERVERS", "servers_by", _one_of("embedded", "external"), "w",
+        "embedded: the workers start the scheduler (on rank 0's node) and the servers (one a node, or DMLC_NUM_SERVER in all), and find them through "
+        "torchrun's store; external: others start them. Default: embedded under torchrun, where no DMLC_NUM_WORKER and no scheduler's address are set",
+    ),
     Variable("DMLC_PS_ROOT_URI", "root_host", _host, "wsc", "address of the scheduler", ("MASTER_ADDR",)),
     Variable("DMLC_PS_ROOT_PORT", "root_port", _integer(1), "wsc", "port of the scheduler"),
     Variable("DMLC_WORKER_ID", "node", _integer(0), "w", "this node's number, from 0", ("GROUP_RANK",)),

@@ -40,15 +40,62 @@ def test_one_worker_is_alone_unless_forced_as_in_byteps() -> None:
     assert not Config.from_env({**one, "BYTEPS_FORCE_DISTRIBUTED": "1"}).solo
 
 
-def test_torchrun_without_psgcs_own_settings_is_told_what_it_does_not_start() -> None:
+def test_torchruns_variables_without_torchrun_are_told_how_servers_get_started() -> None:
     torchrun = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
-    with pytest.raises(
-        ConfigError, match=r"^MASTER_ADDR=localhost is set, as torchrun does, .*scheduler and the servers.*docs/integrations\.md"
-    ):
+    with pytest.raises(ConfigError, match=r"^MASTER_ADDR=localhost is set, as torchrun does, .*PSGC_SERVERS=embedded.*docs/clusters\.md"):
         Config.from_env(torchrun).require_cluster()
     Config.from_env({**torchrun, "DMLC_PS_ROOT_PORT": "9000"}).require_cluster()
     with pytest.raises(ConfigError, match=r"needs DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT .*, got '10\.0\.0\.1' and 'none'"):
         Config.from_env({**torchrun, "DMLC_PS_ROOT_URI": "10.0.0.1"}).require_cluster()
+
+
+TORCHRUN = {
+    "RANK": "5", "WORLD_SIZE": "8", "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1",
+    "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "none",
+}  # fmt: skip
+
+
+def test_under_torchrun_workers_start_the_servers_one_a_node_unless_others_do() -> None:
+    config = Config.from_env(TORCHRUN)
+    assert config.embedded and (config.nodes, config.node, config.servers) == (2, 1, 2)
+    assert Config.from_env({**TORCHRUN, "DMLC_NUM_SERVER": "3"}).servers == 3
+    for others in (
+        {"DMLC_PS_ROOT_PORT": "9"},
+        {"DMLC_PS_ROOT_URI": "10.0.0.2"},
+        {"DMLC_NUM_WORKER": "2"},
+        {"PSGC_SERVERS": "external"},
+        {"DMLC_ROLE": "worker"},
+    ):
+        assert not Config.from_env({**TORCHRUN, **others}).embedded
+    assert not Config.from_env(TORCHRUN, role="server").embedded
+
+
+def test_embedded_servers_can_be_asked_for_where_something_else_sets_torchruns_variables() -> None:
+    elsewhere = {name: value for name, value in TORCHRUN.items() if name not in ("TORCHELASTIC_RUN_ID", "GROUP_RANK", "GROUP_WORLD_SIZE")}
+    assert not Config.from_env(elsewhere).embedded
+    config = Config.from_env({**elsewhere, "PSGC_SERVERS": "embedded", "DMLC_PS_ROOT_PORT": "9000"})
+    assert config.embedded and (config.nodes, config.node, config.root_port) == (2, 1, 9000)
+
+
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        (
+            {**TORCHRUN, "DMLC_PS_ROOT_URI": "10.0.0.2"},
+            r"the workers start the scheduler, but DMLC_PS_ROOT_URI=10\.0\.0\.2 names one that others start",
+        ),
+        ({}, "needs torch.distributed's variables, as torchrun sets them, but RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT are missing"),
+        ({**TORCHRUN, "PSGC_WIRE": "pslite"}, "starts servers of psgc's own wire, but PSGC_WIRE=pslite"),
+    ],
+)
+def test_embedded_servers_that_cannot_be_are_refused(env: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigError, match=f"^PSGC_SERVERS=embedded:? {said}"):
+        Config.from_env({**env, "PSGC_SERVERS": "embedded"})
+
+
+def test_nodes_of_different_sizes_are_counted_as_torchrun_counts_them() -> None:
+    config = Config.from_env({**TORCHRUN, "WORLD_SIZE": "6", "LOCAL_WORLD_SIZE": "2", "RANK": "5"})
+    assert (config.nodes, config.node, config.local_size) == (2, 1, 2)
 
 
 def test_torchrun_is_understood() -> None:

@@ -6,7 +6,7 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from psgc.config import Config
@@ -22,6 +22,7 @@ from psgc.launch.job.role import run_role
 from psgc.launch.job.run import run_job
 from psgc.launch.job.threads import shared_cores
 from psgc.launch.job.warming import prepare
+from psgc.launch.supervision.blame import Weight
 from psgc.launch.supervision.child import Child
 from psgc.launch.supervision.supervisor import Patience, Supervisor
 from psgc.launch.topology import detect, told
@@ -31,6 +32,7 @@ from psgc.processes.addresses import join, split
 from psgc.transport.control.absence import tell_absence
 from psgc.transport.control.voice import own_outlet
 
+Verdict = Callable[[Weight, str, int], None]  # why the job failed, how far that is the first cause, and the exit status
 ROLES: Final = ("scheduler", "server", "worker")
 JOINT: Final = ("server", "worker")
 REQUIRED = ("DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT")
@@ -64,8 +66,8 @@ def main() -> None:
     sys.exit(launch(sys.argv[1:], os.environ))
 
 
-def launch(command: list[str], env: Mapping[str, str]) -> int:
-    """Run this machine's roles to their end. Wrong usage is one line on stderr and status 2."""
+def launch(command: list[str], env: Mapping[str, str], verdict: Verdict | None = None) -> int:
+    """Run this machine's roles to their end. Wrong usage is one line on stderr and status 2. verdict: gets why the job failed, in place of stderr."""
     try:
         if command[:1] == [AS_BYTEPS]:
             command, env = command[1:], {**env, **found_as_byteps(env)}
@@ -83,19 +85,23 @@ def launch(command: list[str], env: Mapping[str, str]) -> int:
             if not _one_machine(full):
                 await_the_end(Config.from_env(of_machine(full), role=roles[-1]), "scheduler" in roles)
 
-        return run_again(lambda more: _run(roles, command, {**full, **more}), restarts_of(full), "psgc-launch", between)
+        return run_again(lambda more: _run(roles, command, {**full, **more}, verdict), restarts_of(full), "psgc-launch", between)
     except PsgcError as error:
-        print(f"psgc-launch: {error}", file=sys.stderr)
-        return 2 if isinstance(error, (CodecError, ConfigError, UsageError)) else 1
+        status = 2 if isinstance(error, (CodecError, ConfigError, UsageError)) else 1
+        if verdict is None:
+            print(f"psgc-launch: {error}", file=sys.stderr)
+        else:
+            verdict(Weight.OWN, str(error), status)
+        return status
 
 
-def _run(roles: Sequence[str], command: list[str], env: Mapping[str, str]) -> int:
+def _run(roles: Sequence[str], command: list[str], env: Mapping[str, str], verdict: Verdict | None) -> int:
     """Run this machine's roles once."""
     if _one_machine(env):
         return _run_machine(roles, command, env)
     if roles == ("scheduler",):
         return run_role("scheduler", env)
-    return _run_members(roles, command, {"PSGC_OUTLET": own_outlet(), **env})
+    return _run_members(roles, command, {"PSGC_OUTLET": own_outlet(), **env}, verdict)
 
 
 def roles_of(env: Mapping[str, str]) -> tuple[str, ...]:
@@ -190,7 +196,7 @@ def _cores(env: Mapping[str, str], size: int) -> list[list[int]]:
     return cores
 
 
-def _run_members(roles: Sequence[str], command: list[str], env: Mapping[str, str]) -> int:
+def _run_members(roles: Sequence[str], command: list[str], env: Mapping[str, str], verdict: Verdict | None = None) -> int:
     """Run this machine's members as children: a server's memory outlives it in this process, and whichever fails, all are ended."""
     workers, env = "worker" in roles, {**env, "DMLC_ROLE": roles[-1]}
     size = local_size(env) if workers else 0
@@ -201,7 +207,7 @@ def _run_members(roles: Sequence[str], command: list[str], env: Mapping[str, str
         if note := note_on(command):
             print(f"psgc-launch: {note}", file=sys.stderr)
     places = _places(env, size) if workers else []
-    servers = _servers(env) if "server" in roles else []
+    servers = servers_of(env) if "server" in roles else []
     prepare(_codecs(env))
     configs: dict[int, Config] = {}
 
@@ -214,7 +220,9 @@ def _run_members(roles: Sequence[str], command: list[str], env: Mapping[str, str
     alone = _one_machine(env)
     # On one node the services end once the workers have; of several, other nodes' workers may still need them.
     ends_with_workers = own.nodes == 1
-    with Supervisor("psgc-launch", count > 1, Patience.of(own), absent=None if alone or not workers else absent) as supervisor:
+    with Supervisor(
+        "psgc-launch", count > 1, Patience.of(own), absent=None if alone or not workers else absent, verdict=verdict
+    ) as supervisor:
         role = [sys.executable, "-m", "psgc.launch.job.role"]
         if "scheduler" in roles:
             _start(supervisor, "scheduler", [*role, "scheduler"], {**env, "DMLC_ROLE": "scheduler"}, service=ends_with_workers)
@@ -238,7 +246,7 @@ def _run_members(roles: Sequence[str], command: list[str], env: Mapping[str, str
         return supervisor.run()
 
 
-def _servers(env: Mapping[str, str]) -> list[dict[str, str]]:
+def servers_of(env: Mapping[str, str]) -> list[dict[str, str]]:
     """What differs between the servers of this machine: PSGC_LOCAL_SERVERS of them, on ports one after the other where a port is named."""
     config = Config.from_env(of_machine(env), role="server")
     servers = []

@@ -29,7 +29,7 @@ from psgc.transport.security import encryption
 
 # Variables that identify a process in another job (the shell's, or the one that this command runs in); they do not apply to this job.
 NOT_INHERITED: Final = {
-    "DMLC_ROLE", "DMLC_WORKER_ID", "DMLC_SERVER_ID", "DMLC_NODE_HOST", "DMLC_INTERFACE", "DMLC_PORT", "PSGC_ADVERTISE", "PSGC_KEEPER_FD",
+    "DMLC_ROLE", "PSGC_SERVERS", "DMLC_WORKER_ID", "DMLC_SERVER_ID", "DMLC_NODE_HOST", "DMLC_INTERFACE", "DMLC_PORT", "PSGC_ADVERTISE", "PSGC_KEEPER_FD",
     "PSGC_SCHEDULER_FD", "PSGC_SERVES_AGAIN", "PSGC_LINK_MBIT", "PSGC_LINK_FD",
     "BYTEPS_LOCAL_RANK", "BYTEPS_LOCAL_SIZE", *ranks.NAMES, *ranks.MASTER, *ranks.TORCHRUNS,
 }  # fmt: skip

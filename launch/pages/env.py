@@ -54,8 +54,9 @@ scheduler runs on another machine than node 0, set `MASTER_ADDR` to node 0's add
 workers other nodes have, and assumes as many as its own. If that is wrong, set `PSGC_NODE_SIZES` to the same value on every
 machine; `psgc.torch.ddp_hook` refuses a `WORLD_SIZE` that differs from the job's.
 
-Under `torchrun` without `DMLC_*`: `GROUP_RANK`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `WORLD_SIZE` and `MASTER_ADDR` are used; give
-`DMLC_PS_ROOT_PORT` and `DMLC_NUM_SERVER`.
+Under `torchrun` without `DMLC_*` the workers start the scheduler and the servers themselves (`PSGC_SERVERS=embedded`, [clusters.md](clusters.md#torchrun)), and
+`GROUP_RANK`, `GROUP_WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` are used. With
+`DMLC_PS_ROOT_PORT` (and `DMLC_NUM_SERVER`) workers join a scheduler and servers that you have started.
 
 Without a scheduler's address, or with `DMLC_NUM_WORKER=1` and one local rank, a process is a job of one worker and sends nothing. If the
 environment describes several workers (`DMLC_NUM_WORKER` or `WORLD_SIZE` above 1, several local ranks, `BYTEPS_FORCE_DISTRIBUTED`) but no address, or

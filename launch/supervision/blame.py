@@ -68,12 +68,18 @@ class Blame:
             self._add(Weight.OWN, report.child, f"{who} ended with {report.text}")
         self._find_absent()
 
+    def learn(self, child: int, weight: Weight, text: str, status: int) -> None:
+        """What a launcher elsewhere has found out about its part of the job, which is this child. status: what it will end with."""
+        self.accounts[child].status = status
+        self._add(weight, child, text)
+
     def end(self, child: int, status: int | None = None, description: str = "") -> None:
         """A process has ended. status: None if we ended it. description: who it was and how it ended."""
         account = self.accounts[child]
-        account.status, account.ended = status, True
+        account.ended = True
         if status is None:
             return
+        account.status = status
         explained = account.informed or any(cause.child == child for cause in self.causes)
         if status and not explained:
             self._add(Weight.OWN, child, description)
@@ -111,11 +117,16 @@ class Blame:
         workers = [account for account in self.accounts if not account.service]
         return self.never_formed and all(account.ended and not account.begun for account in workers)
 
+    @property
+    def cause(self) -> Cause | None:
+        """The first cause, as far as it is known."""
+        return max(self.causes, key=lambda each: each.weight, default=None)  # of equals, max takes the first
+
     def verdict(self) -> tuple[str, int] | None:
         """The message and the exit status: the status of the process that was the cause, 128 + its signal, or 1 if it has none. None if nothing failed."""
-        if not self.causes:
+        cause = self.cause
+        if cause is None:
             return None
-        cause = max(self.causes, key=lambda each: each.weight)  # of equals, max takes the first
         status = self.accounts[cause.child].status or 1
         return cause.text, status if status > 0 else 128 - status
 

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Final
@@ -36,14 +36,17 @@ class Child:
     relays: dict[IO[bytes], Relay] = field(default_factory=dict)
     status: int | None = None  # as Popen's returncode, once the leader has ended
     gone: bool = False  # no process of its group is left
+    deliver: Callable[[int], bool] | None = (
+        None  # passes a signal on to where the work is done, if it can; SIGKILL always goes to the process group
+    )
 
     @classmethod
     def start(
         cls, name: str, command: Sequence[str], env: Mapping[str, str], relays: tuple[Relay, Relay], *, who: str = "",
         service: bool = False,
-        keep_memory: bool = False, pass_fds: Iterable[int] = (), cores: Iterable[int] = (),
+        keep_memory: bool = False, pass_fds: Iterable[int] = (), cores: Iterable[int] = (), stdin: int = subprocess.DEVNULL,
     ) -> Child:  # fmt: skip
-        """Run ``command``. relays: of stdout and stderr. cores: stay on these. Raises OSError if no process can be made."""
+        """Run ``command``. relays: of stdout and stderr. cores: stay on these. stdin: a descriptor. Raises OSError if no process can be made."""
         keeper = Keeper() if keep_memory else None
         fds, full = list(pass_fds), dict(env)
         if keeper is not None:
@@ -51,7 +54,7 @@ class Child:
             full["PSGC_KEEPER_FD"] = str(keeper.child_fd)
         tether = [*script("tether.py"), str(os.getpid()), ",".join(map(str, cores))]
         popen = subprocess.Popen(
-            [*tether, *command], env=full, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            [*tether, *command], env=full, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             start_new_session=True, pass_fds=fds,
         )  # fmt: skip
         if keeper is not None:
@@ -82,6 +85,8 @@ class Child:
         return True
 
     def signal_group(self, number: int) -> None:
+        if self.deliver is not None and number != signal.SIGKILL and self.deliver(number):
+            return
         if not self.gone:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, number)

@@ -10,6 +10,7 @@ import contextlib
 import os
 import selectors
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,10 +20,11 @@ from typing import IO, Any, Final
 
 from psgc.config import Config
 from psgc.diagnostics.report import Report
-from psgc.launch.supervision.blame import Account, Blame
+from psgc.launch.supervision.blame import Account, Blame, Weight
 from psgc.launch.supervision.child import Child, live_groups
 from psgc.launch.supervision.guard import Guard
 from psgc.launch.supervision.keeper import Keeper
+from psgc.launch.supervision.noting_relay import NotingRelay
 from psgc.launch.supervision.relay import Relay, coloured
 from psgc.launch.supervision.reports import Reports
 from psgc.processes.descriptors import raise_limit
@@ -54,13 +56,16 @@ class Supervisor:
     """A context manager: start children, then ``run`` until all have ended. When the block is left, no process remains, even after an error.
 
     program: begins our own lines. prefix: whether children's lines begin with their names. absent: told of a worker that has ended by
-    itself without having called init, for those who wait for it elsewhere.
+    itself without having called init, for those who wait for it elsewhere. verdict: told of the reason of a failure, with its weight and the status, in
+    place of the last line.
     """
 
     def __init__(
-        self, program: str, prefix: bool = True, patience: Patience = Patience(), absent: Callable[[Child], None] | None = None
+        self, program: str, prefix: bool = True, patience: Patience = Patience(), absent: Callable[[Child], None] | None = None,
+        verdict: Callable[[Weight, str, int], None] | None = None,
     ) -> None:  # fmt: skip
         self._absent = absent
+        self._tell_verdict = verdict
         self._program, self._prefix, self._patience = program, prefix, patience
         self.children: list[Child] = []
         self.blame = Blame()
@@ -104,14 +109,16 @@ class Supervisor:
 
     def start(
         self, name: str, command: Sequence[str], env: Mapping[str, str], *, who: str = "", service: bool = False,
-        keep_memory: bool = False, pass_fds: Iterable[int] = (), cores: Iterable[int] = (),
+        keep_memory: bool = False, pass_fds: Iterable[int] = (), cores: Iterable[int] = (), stdin: int = subprocess.DEVNULL,
+        notes: Callable[[str], None] | None = None,
     ) -> Child:  # fmt: skip
         """Start one process in a session of its own. who: in sentences; default: its name, until it has joined as some rank.
 
-        service: it ends by itself when all others have. Raises OSError."""
+        service: it ends by itself when all others have. notes: takes what its stderr has for the launcher. Raises OSError."""
+        relays = (self._relay(name, sys.stdout), self._relay(name, sys.stderr, notes))
         child = Child.start(
-            name, command, {**env, "PSGC_LAUNCHER": self._reports.address(len(self.children))}, (self._relay(name, sys.stdout), self._relay(name, sys.stderr)),
-            who=who, service=service, keep_memory=keep_memory, pass_fds=pass_fds, cores=cores,
+            name, command, {**env, "PSGC_LAUNCHER": self._reports.address(len(self.children))}, relays,
+            who=who, service=service, keep_memory=keep_memory, pass_fds=pass_fds, cores=cores, stdin=stdin,
         )  # fmt: skip
         self.children.append(child)
         self.blame.accounts.append(Account(child.who, service, scheduler=name == "scheduler"))
@@ -122,18 +129,22 @@ class Supervisor:
             self._selector.register(child.keeper.socket, selectors.EVENT_READ, child.keeper)
         return child
 
-    def run(self) -> int:
-        """Watch until all processes have ended. Returns 0; after a fault the status of the process that caused it (128 + its signal; 1 if it has
-        none); or 128 + the signal that ended us. After a failure the last line on stderr is the reason."""
+    def run(self, turned: Callable[[], None] = lambda: None) -> int:
+        """Watch until all processes have ended. turned: called after each turn. Returns 0; after a fault the status of the process that caused it (128 + its
+        signal; 1 if it has none); or 128 + the signal that ended us. After a failure the last line on stderr is the reason."""
         while not all(child.gone for child in self.children) and time.monotonic() < self._give_up_at:
-            self._turn(TURN_S)
+            self.turn()
+            turned()
         deadline = time.monotonic() + DRAIN_S
         while any(isinstance(key.data, tuple) for key in self._selector.get_map().values()) and time.monotonic() < deadline:
-            self._turn(TURN_S)
+            self.turn()
+            turned()
         for child in self.children:
             child.close()
         text, status = self._verdict()
-        if text:
+        if self._tell_verdict is not None and status:
+            self._tell_verdict(Weight.OWN if self.blame.cause is None else self.blame.cause.weight, text, status)
+        elif text:
             self._say(text)
         return status
 
@@ -146,8 +157,14 @@ class Supervisor:
             return f"ended by {signal.Signals(self._interrupt).name}", 128 + self._interrupt
         return ("nobody reads the output any more", 1) if self._unread_output else ("", 0)
 
-    def _turn(self, timeout_s: float) -> None:
-        for key, _ in self._selector.select(timeout_s):
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal has told us to end the job."""
+        return bool(self._interrupt)
+
+    def turn(self) -> None:
+        """Handle what happens next, or nothing for TURN_S."""
+        for key, _ in self._selector.select(TURN_S):
             if isinstance(key.data, tuple):
                 self._read(*key.data)
             elif isinstance(key.data, Keeper):
@@ -319,11 +336,10 @@ class Supervisor:
             child.signal_group(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
         self._end_within(self._patience.grace_s)
 
-    def _relay(self, name: str, out: IO[str]) -> Relay:
-        if not self._prefix:
-            return Relay(None, out.buffer)  # type: ignore[attr-defined]
+    def _relay(self, name: str, out: IO[str], notes: Callable[[str], None] | None = None) -> Relay:
         label = f"[{name}]"
-        return Relay(coloured(label, len(self.children)) if _takes_colour(out) else label, out.buffer)  # type: ignore[attr-defined]
+        prefix = None if not self._prefix else coloured(label, len(self.children)) if _takes_colour(out) else label
+        return Relay(prefix, out.buffer) if notes is None else NotingRelay(prefix, out.buffer, notes)  # type: ignore[attr-defined]
 
     def _read(self, child: Child, pipe: IO[bytes]) -> None:
         try:

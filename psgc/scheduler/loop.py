@@ -42,7 +42,7 @@ def serve(config: Config, again: bool = False) -> int:
     listening = (
         os.dup(config.scheduler_fd) if config.scheduler_fd >= 0 else -1
     )  # ZeroMQ closes it with its socket, and another job may follow
-    host = config.root_host if config.scheduler_fd >= 0 else local_address_for(config.root_host) if alone else "*"
+    host = local_address_for(config.root_host) if alone else "*"
     try:
         router = Router(context, endpoint(host, config.root_port), config.dead_s, listening, MAX_HEARD_BYTES, keys)
     except PsgcError as error:
@@ -83,6 +83,7 @@ def _alive(register: Register) -> bool | None:
 class _Loop:
     def __init__(self, config: Config, router: Router, again: bool) -> None:
         self.mailbox = Mailbox()
+        alone = is_loopback(config.root_host)
         self._config, self._router = config, router
         self._end: End | None = None
         self._voice = Voice.of(config)
@@ -91,7 +92,7 @@ class _Loop:
         self._told = False  # the launcher has been told why the job failed, and prints it
         self._state = Membership(
             config.nodes, config.servers, config.job, time.monotonic(), _alive, config.silence_s, config.dead_s,
-            config.register_timeout_s, config.step_timeout_s, heartbeat_s=config.heartbeat_s, launched=config.scheduler_fd >= 0,
+            config.register_timeout_s, config.step_timeout_s, heartbeat_s=config.heartbeat_s, launched=alone and config.scheduler_fd >= 0,
             itself=(host_id(), os.getpid(), pid_started(os.getpid())), again=again,
         )  # fmt: skip
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from psgc.errors import ConfigError
-from psgc.launch.job.bpslaunch import _servers, launch
+from psgc.launch.job.bpslaunch import launch, servers_of
 from psgc.launch.job.cores import visible_cores
 from psgc.launch.job.devices import local_size
 from psgc.launch.job.threads import shared_cores
@@ -154,15 +154,15 @@ def test_a_worker_that_ends_without_joining_ends_the_job_on_the_other_machines_a
 def test_servers_of_one_machine_get_ports_and_numbers_one_after_the_other() -> None:
     env = {**TWO_NODES, "DMLC_NUM_SERVER": "4", "PSGC_LOCAL_SERVERS": "2"}
     named = {"DMLC_SERVER_ID": "2", "DMLC_PORT": "4000", "PSGC_ADVERTISE": "[::1]:5000"}
-    assert _servers({**env, **named}) == [named, {"DMLC_SERVER_ID": "3", "DMLC_PORT": "4001", "PSGC_ADVERTISE": "[::1]:5001"}]
-    assert _servers(env) == [{}, {}]
+    assert servers_of({**env, **named}) == [named, {"DMLC_SERVER_ID": "3", "DMLC_PORT": "4001", "PSGC_ADVERTISE": "[::1]:5001"}]
+    assert servers_of(env) == [{}, {}]
 
 
 def test_a_machine_of_workers_and_servers_has_a_server_for_each_named_interface_if_the_job_has_as_many() -> None:
     env = {**TWO_NODES, "DMLC_ROLE": "joint", "DMLC_WORKER_ID": "0", "DMLC_NUM_SERVER": "4", "PSGC_INTERFACES": "127.0.0.2,127.0.0.3"}
-    assert [each["DMLC_NODE_HOST"] for each in _servers(env)] == ["127.0.0.2", "127.0.0.3"]
+    assert [each["DMLC_NODE_HOST"] for each in servers_of(env)] == ["127.0.0.2", "127.0.0.3"]
     for other in ({"DMLC_NUM_SERVER": "2"}, {"DMLC_ROLE": "server"}, {"PSGC_LOCAL_SERVERS": "1"}, {"PSGC_INTERFACES": "auto"}):
-        assert len(_servers({**env, **other})) == 1
+        assert len(servers_of({**env, **other})) == 1
 
 
 def test_a_status_of_2_stays_2(launched: Any) -> None:

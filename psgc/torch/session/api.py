@@ -18,10 +18,11 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from psgc.config import Config
-from psgc.errors import UsageError
+from psgc.errors import PsgcError, UsageError
 from psgc.processes.checkpoints import SAVES
 from psgc.torch.collectives.groups import job_groups
 from psgc.torch.session import ending, run_report, without_effect
+from psgc.torch.session.embedded import Embedded, await_services, forget_services, left_in_order
 from psgc.worker.connect import open_session
 from psgc.worker.session import Session
 
@@ -30,6 +31,7 @@ logger = logging.getLogger(__name__)
 _session: Session | None = None
 _left = False  # this process has been in a job, and has left it
 _suspended = False  # between suspend() and resume()
+_opened = 0  # how many jobs it has begun to join
 _ours = False  # this process has joined itself: a forked child (a data loader's) inherits the session but must neither use nor end it
 
 
@@ -102,9 +104,24 @@ def _join(config: Config) -> None:
         for note in config.notes:
             logger.warning("%s", note)
     sys.setswitchinterval(config.switch_interval_s)
-    _session, _ours, _suspended = open_session(config), True, False
+    _session, _ours, _suspended = _open(config), True, False
     _session.groups_of = functools.partial(job_groups, _session)
     without_effect.tell_start(config)
+
+
+def _open(config: Config) -> Session:
+    """Join the job that ``config`` names, or that the workers start themselves."""
+    global _opened
+    if config.solo or not config.embedded:
+        return open_session(config)
+    embedded, _opened = Embedded(config, _opened), _opened + 1
+    try:
+        session = open_session(embedded.start())
+    except PsgcError as error:
+        embedded.fail(str(error))
+        raise
+    embedded.close()
+    return session
 
 
 def suspend() -> None:
@@ -125,6 +142,7 @@ def suspend() -> None:
     _before[:] = [session]
     _session, _left, _suspended = None, True, True
     session.close()
+    left_in_order()
     run_report.tell_end(session)
 
 
@@ -181,6 +199,7 @@ def shutdown() -> None:
         _session, _left = None, not session.config.solo
         session.close()
         if not session.failed:
+            left_in_order()
             run_report.tell_end(session)
             without_effect.tell_end(session)
 
@@ -188,6 +207,7 @@ def shutdown() -> None:
 def _forked() -> None:
     global _ours  # noqa: PLW0603
     _ours = False
+    forget_services()
 
 
 os.register_at_fork(after_in_child=_forked)
@@ -254,6 +274,7 @@ def _set_up_logging(config: Config) -> None:
 @functools.cache
 def _prepare_for_the_end() -> None:
     """Once a process."""
+    atexit.register(await_services)  # last of all
     atexit.register(SAVES.await_others)  # after ``shutdown``: what is registered last is called first
     atexit.register(shutdown)
 
