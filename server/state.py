@@ -318,7 +318,7 @@ def specs_of(layout: Layout, server: int, workers: int) -> tuple[list[KeySpec], 
         specs.append(
             KeySpec(
                 part.key, round_.numel, ranks, pair.push.codec_id, pair.pull.codec_id,
-                workers if layout.mean and round_.divides else 1, layout.root if broadcast or rule else None,
+                layout.counted(bucket) if layout.mean and round_.divides else 1, layout.root if broadcast or rule else None,
                 pair.pull.feedback and not broadcast,
                 layout.id, f"{first}{more}", rule, small and rule is None,
             )

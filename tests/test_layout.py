@@ -12,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from psgc.codecs import BLOCK, BucketContext, parse_scheme
-from psgc.errors import CodecError, LayoutMismatch, PsgcError, UsageError
+from psgc.errors import CodecError, LayoutMismatch, PsgcError, RemoteProtocolError, UsageError
 from psgc.layout import (
     ITEM_BYTES,
     MIN_PART_PAYLOAD_BYTES,
@@ -31,6 +31,7 @@ from psgc.layout.placement import Load, work_of
 from psgc.layout.records import NO_SERVER
 from psgc.plan.model.options import all_options
 from psgc.program.ranks import Ranks
+from psgc.server.state import specs_of
 
 KINDS = ("plan", "adhoc", "broadcast")
 CODECS = ("none", "fp16", "onebit", "topk:k=0.01", "onebit/int8")
@@ -431,3 +432,45 @@ def test_without_servers_codecs_that_need_them_are_refused_with_the_tensor_and_t
         build_layout(declaration, layout_id=1, servers=0, workers=2)
     instead = replace(declaration, codec="none", buckets=(BucketSpec((0,), "onebit", 0, 1, option=GATHERED),))
     assert build_layout(instead, layout_id=1, servers=0, workers=2).buckets[0].over_groups
+
+
+def test_a_bucket_of_some_ranks_is_contributed_to_by_these_alone_and_its_mean_is_theirs() -> None:
+    tensors = tuple(TensorSpec(name, (9000,), "float32") for name in ("left", "right", "all"))
+    buckets = (
+        BucketSpec((0,), "none", 0, 2, members=(0, 2)),
+        BucketSpec((1,), "none", -1, 2, members=(1, 3)),
+        BucketSpec((2,), "none", -2),
+    )
+    declaration = Declaration("sharded", "plan", tensors, "none", True, buckets=buckets)
+    assert Declaration.from_json(json.loads(json.dumps(declaration.to_json()))) == declaration
+    layout = build_layout(declaration, layout_id=1, servers=1, workers=4)
+    assert Layout.from_json(layout.to_json()) == layout
+    assert [{part.contributors for part in bucket.parts} for bucket in layout.buckets] == [{(0, 2)}, {(1, 3)}, {()}]
+    assert [spec.divisor for spec in specs_of(layout, 0, 4)[0]] == [2, 2, 2, 2, 4]
+    assert [bucket.is_of(2) for bucket in layout.buckets] == [True, False, True]
+
+
+def test_the_transfers_of_a_rank_are_those_of_its_own_buckets_in_the_order_of_all() -> None:
+    tensors = tuple(TensorSpec(name, (9000,), "float32") for name in ("left", "right"))
+    buckets = (BucketSpec((0,), "none", 0, 1, members=(0, 2)), BucketSpec((1,), "none", -1, 2, members=(1, 3)))
+    layout = build_layout(Declaration("sharded", "plan", tensors, "none", True, buckets=buckets), layout_id=1, servers=0, workers=4)
+    assert [turn.chain for turn in layout.order if turn.action == 0] == [0, 1, 2]
+    assert [turn for turn in layout.order_for(3) if turn.action == 0] == [(0, 0), (1, 0)]
+    assert {turn.chain for turn in layout.order_for(0)} == {0}
+
+
+@pytest.mark.parametrize("members", [(2, 0), (1, 1), (-1, 2)])
+def test_members_of_a_bucket_that_are_not_ascending_ranks_are_malformed(members: tuple[int, ...]) -> None:
+    declaration = Declaration(
+        "m", "plan", (TensorSpec("t", (8,), "float32"),), "none", True, buckets=(BucketSpec((0,), "none", 0, members=members),)
+    )
+    with pytest.raises(RemoteProtocolError, match="bucket BucketSpec"):
+        Declaration.from_json(json.loads(json.dumps(declaration.to_json())))
+
+
+def test_a_bucket_of_a_rank_that_the_job_lacks_is_refused_by_its_tensors_name() -> None:
+    declaration = Declaration(
+        "m", "plan", (TensorSpec("t", (8,), "float32"),), "none", True, buckets=(BucketSpec((0,), "none", 0, members=(1, 4)),)
+    )
+    with pytest.raises(UsageError, match="'t': its bucket is rank 4's, but the job has 4, numbered from 0"):
+        build_layout(declaration, layout_id=1, servers=1, workers=4)

@@ -188,7 +188,8 @@ class ClusterSession(SessionWithOutcome):
         self.check()
         works = self._executor.works(layout)
         memory = own_memory(layout, works, dropped)
-        mine = [work for work in works if work.bucket.index % self.size == self.rank]
+        members = [(work, work.bucket.members or self.ranks.everybody) for work in works]
+        mine = [work for work, of in members if of[work.bucket.index % len(of)] == self.rank]  # of servers' residuals
         answers = questions(mine, dropped)
         self._transfer([transfer for asked in answers.values() for transfer in asked])
         take_answers(memory, mine, answers)
@@ -197,7 +198,7 @@ class ClusterSession(SessionWithOutcome):
     def remember(self, layout: Layout, memory: LayoutMemory, alone: bool = False) -> None:
         self.check()
         works = self._executor.works(layout)
-        self._transfer(take_up(memory, layout, works, self.size))
+        self._transfer(take_up(memory, layout, works))
         if not alone and any(work.kept.server_parts for work in works):
             self._meet(1, layout.id)  # a push must not overtake another rank's residual, which servers take before the first step only
 

@@ -147,7 +147,8 @@ class _Slices(NamedTuple):
     def loads(self, rate: int, workers: int) -> list[Load]:
         """The cost of each slice, or, for a bucket over groups, of each piece that servers sum. A piece costs less if it has fewer contributors."""
         if not self.option:
-            return [_load(self.scheme, size, rate, 1.0) for size in self.sizes]
+            share = len(self.spec.members) / workers if self.spec.members else 1.0
+            return [_load(self.scheme, size, rate, share) for size in self.sizes]
         return [_load(self.scheme, piece.hi - piece.lo, rate, len(piece.contributors) / workers) for piece in self.pieces]
 
     def named_servers(self, servers: int) -> tuple[int, ...]:
@@ -172,6 +173,7 @@ def _sliced(
     """A bucket, cut as planned or into parts of ``part_bytes``. Raises CodecError, which names the tensor, if its codec cannot carry these parts."""
     tensors = [declaration.tensors[i] for i in spec.tensors]
     dtype, name = tensors[0].dtype, tensors[0].name
+    ranks = members_of(spec, ranks, name)
     if not servers and declaration.kind != "plan" and spec.codec == UNCOMPRESSED:
         part_bytes = max(part_bytes, WHOLE_BYTES)
     try:
@@ -191,7 +193,19 @@ def _sliced(
         _check_serverless(scheme, name)
         option = default_option(scheme, dtype, declaration.kind == "broadcast", ranks.node_sizes)
     _check_over_groups(option, scheme, name)
-    return _Slices(spec, dtype, scheme, sizes, name, option, pieces_of(option, sizes, ranks, index, servers) if spec.option else ())
+    return _Slices(
+        spec, dtype, scheme, sizes, name, option, pieces_of(option, sizes, ranks, index, servers, spec.members) if spec.option else ()
+    )
+
+
+def members_of(spec: BucketSpec | Bucket, ranks: Ranks, name: str) -> Ranks:
+    """The ranks whose bucket it is, numbered from 0 on: some of the job's are a node each. name: of its first tensor. Raises UsageError for ranks that the job
+    lacks."""
+    if not spec.members:
+        return ranks
+    if spec.members[-1] >= ranks.size:
+        raise UsageError(f"tensor {name!r}: its bucket is rank {spec.members[-1]}'s, but the job has {ranks.size}, numbered from 0")
+    return Ranks((1,) * len(spec.members))
 
 
 def _spread(
@@ -221,9 +235,11 @@ def _bucket(cut: _Slices, index: int, servers: Sequence[int], layout_id: int, wo
     if cut.option:
         keys = keys_of_pieces(cut.pieces, servers, cut.sizes, workers, layout_id, index, counts)
         servers = (NO_SERVER,) * len(cut.sizes)
-    parts = _parts(cut.scheme, cut.sizes, layout_id, index, servers, counts)
+    contributors = spec.members if len(spec.members) < workers and not cut.option else ()
+    parts = _parts(cut.scheme, cut.sizes, layout_id, index, servers, counts, contributors)
     return Bucket(
-        index, spec.tensors, sum(cut.sizes), cut.dtype, cut.scheme.canonical, spec.priority, parts, cut.option, spec.turns, keys, spec.device
+        index, spec.tensors, sum(cut.sizes), cut.dtype, cut.scheme.canonical, spec.priority, parts, cut.option, spec.turns, keys, spec.device,
+        spec.members,
     )  # fmt: skip
 
 
@@ -312,15 +328,17 @@ def _load(scheme: Scheme, numel: int, rate: int, contributing: float) -> Load:
 
 
 def _parts(
-    scheme: Scheme, sizes: Sequence[int], layout_id: int, bucket: int, places: Sequence[int], counts: list[int]
+    scheme: Scheme, sizes: Sequence[int], layout_id: int, bucket: int, places: Sequence[int], counts: list[int],
+    contributors: tuple[int, ...],
 ) -> tuple[Part, ...]:  # fmt: skip
-    """The parts of slices of these sizes, one part a round. places: the server of each slice; counts: parts of each server so far."""
+    """The parts of slices of these sizes, one part a round. places: the server of each slice; counts: parts of each server so far;
+    contributors: as a part's."""
     parts: list[Part] = []
     offset = 0
     for size, server in zip(sizes, places, strict=True):
         for round_ in range(len(scheme.rounds(size))):
             position = 0 if server == NO_SERVER else counts[server]
-            parts.append(Part(make_key(layout_id, bucket, len(parts)), server, offset, size, position, round_))
+            parts.append(Part(make_key(layout_id, bucket, len(parts)), server, offset, size, position, round_, contributors))
             if server != NO_SERVER:
                 counts[server] += 1
         offset += size

@@ -30,13 +30,15 @@ class Piece(NamedTuple):
     contributors: tuple[int, ...]
 
 
-def pieces_of(option: tuple[str, ...], sizes: Sequence[int], ranks: Ranks, bucket: int, servers: int) -> tuple[Piece, ...]:
-    """The pieces of a bucket that runs ``option`` in parts of these sizes; () if the option uses no servers. Raises UsageError if it does and the job has
-    none."""
+def pieces_of(
+    option: tuple[str, ...], sizes: Sequence[int], ranks: Ranks, bucket: int, servers: int, members: Sequence[int] = ()
+) -> tuple[Piece, ...]:
+    """The pieces of a bucket that runs ``option`` in parts of these sizes; () if the option uses no servers. members: the job's ranks that ``ranks`` numbers;
+    () for all. Raises UsageError if it uses servers and the job has none."""
     found: list[Piece] = []
     for number, size in enumerate(sizes):
         pieces: dict[Range, list[int]] = {}
-        for rank, program in enumerate(compile_option(option, size, ranks, bucket + number)):
+        for rank, program in zip(members or ranks.everybody, compile_option(option, size, ranks, bucket + number), strict=True):
             for piece in program.served:
                 pieces.setdefault(piece, []).append(rank)
         if pieces and not servers:

@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Final, Literal, get_args
 
 from psgc.codecs import BucketContext, Scheme, parse_scheme
@@ -30,7 +31,7 @@ ITEM_BYTES: Final = {
 MAX_LAYOUTS: Final = 1 << 16
 NO_SERVER: Final = -1  # of a part that runs over groups of ranks
 _LEFT_OUT: Final = (
-    "servers", "option", "turns", "device", "keys", "contributors", "hashed", "rule", "awaited_singly",
+    "servers", "option", "turns", "device", "keys", "contributors", "hashed", "rule", "awaited_singly", "members",
 )  # where they are empty  # fmt: skip
 DEVICES: Final = ("", "gpu", "gpu/cpu", "cpu/gpu")  # of a bucket that every rank pushes
 OF_EACH_RANK: Final = ("order", "used")  # fields of a Declaration that ranks need not agree on
@@ -67,7 +68,8 @@ class BucketSpec:
     turns:      with ``option``, the turns of the transfers, part after part, in the layout's order of transfers (``psgc.program.order``); (): psgc's
                 default order.
     device:     without ``option``, the devices that encode and decode, such as ``gpu`` or ``gpu/cpu``; "": the CPU, or, for a bucket without a plan,
-                wherever its gradients lie."""
+                wherever its gradients lie.
+    members:    the ranks whose bucket it is, ascending: only they hold its tensors, exchange them, and count in the mean; (): all ranks."""
 
     tensors: tuple[int, ...]
     codec: str
@@ -78,6 +80,7 @@ class BucketSpec:
     option: tuple[str, ...] = field(default=(), metadata=LEFT_OUT_IF_EMPTY)
     turns: tuple[int, ...] = field(default=(), metadata=LEFT_OUT_IF_EMPTY)
     device: str = field(default="", metadata=LEFT_OUT_IF_EMPTY)
+    members: tuple[int, ...] = field(default=(), metadata=LEFT_OUT_IF_EMPTY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +206,8 @@ def _bucket_specs(body: dict[str, Any]) -> tuple[BucketSpec, ...]:
     specs = tuple(parse_record(BucketSpec, bucket) for bucket in buckets)
     for spec in specs:
         negative = min(spec.parts, spec.part_numel, *spec.servers) < 0
-        if not spec.tensors or negative or abs(spec.priority) >= MAX_PRIORITY or spec.device not in DEVICES:
+        falling = any(first >= second for first, second in pairwise(spec.members)) or min((0, *spec.members)) < 0
+        if not spec.tensors or negative or falling or abs(spec.priority) >= MAX_PRIORITY or spec.device not in DEVICES:
             raise _malformed(f"bucket {spec!r:.120}")
     return specs
 
@@ -229,8 +233,8 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Fused tensors, or one large tensor. tensors: indices into the layout's tensors, whose elements lie one after the other; option, turns, device: see
-    ``BucketSpec``; keys: if the option uses servers, the slices of the parts that are pushed to them, each with its contributors."""
+    """Fused tensors, or one large tensor. tensors: indices into the layout's tensors, whose elements lie one after the other; option, turns, device, members:
+    see ``BucketSpec``; keys: if the option uses servers, the slices of the parts that are pushed to them, each with its contributors."""
 
     index: int
     tensors: tuple[int, ...]
@@ -243,6 +247,11 @@ class Bucket:
     turns: tuple[int, ...] = field(default=(), metadata=LEFT_OUT_IF_EMPTY)
     keys: tuple[Part, ...] = field(default=(), metadata=LEFT_OUT_IF_EMPTY)
     device: str = field(default="", metadata=LEFT_OUT_IF_EMPTY)
+    members: tuple[int, ...] = field(default=(), metadata=LEFT_OUT_IF_EMPTY)
+
+    def is_of(self, rank: int) -> bool:
+        """Whether the rank takes part in its steps."""
+        return not self.members or rank in self.members
 
     @property
     def over_groups(self) -> bool:
@@ -279,7 +288,11 @@ class Layout:
     def scheme(self, bucket: Bucket) -> Scheme:
         """The scheme by which the bucket's parts are synchronised."""
         shapes = tuple(self.tensors[i].shape for i in bucket.tensors)
-        return parse_scheme(bucket.codec, BucketContext(bucket.dtype, self.workers, self.mean, shapes))
+        return parse_scheme(bucket.codec, BucketContext(bucket.dtype, self.counted(bucket), self.mean, shapes))
+
+    def counted(self, bucket: Bucket) -> int:
+        """How many ranks' gradients a sum of the bucket is of."""
+        return len(bucket.members) or self.workers
 
     def places(self, bucket: Bucket) -> Iterator[tuple[str, slice]]:
         """Where the elements of each of the bucket's tensors, by name, lie in it."""
@@ -303,6 +316,15 @@ class Layout:
     def order(self) -> tuple[Turn, ...]:
         """The order of all transfers of the buckets that run over groups of ranks. A turn's chain numbers the parts of these buckets."""
         return order_of([(bucket.option, len(bucket.parts), bucket.turns) for bucket in self.buckets if bucket.over_groups])
+
+    def order_for(self, rank: int) -> tuple[Turn, ...]:
+        """The ``order`` of the rank's own transfers, whose chains number the parts of its own buckets."""
+        own, chains = dict[int, int](), 0
+        for bucket in (bucket for bucket in self.buckets if bucket.over_groups):
+            for chain in range(chains, chains + len(bucket.parts)) if bucket.is_of(rank) else ():
+                own[chain] = len(own)
+            chains += len(bucket.parts)
+        return tuple(Turn(own[turn.chain], turn.action) for turn in self.order if turn.chain in own)
 
     def parts(self) -> Iterator[tuple[Bucket, Part]]:
         return ((bucket, part) for bucket in self.buckets for part in bucket.parts)

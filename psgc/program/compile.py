@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Final
 
@@ -62,6 +62,20 @@ def compile_option(option: tuple[str, ...], numel: int, ranks: Ranks, turn: int 
     encodes = sum(action.startswith("comp@") for action in option)
     has_servers = any(op_of(action) == "push" for action in option)
     return tuple(Program(numel, (*steps, Agree(len(option))), encodes, has_servers) for steps in walk.steps)
+
+
+def renumbered(program: Program, members: Sequence[int]) -> Program:
+    """The program of one of some of a job's ranks, which were numbered from 0 on when it was compiled, with the job's own numbers."""
+    steps: list[Step] = []
+    for step in program.steps:
+        if isinstance(step, Encode):
+            steps.append(replace(step, leaders=tuple(members[leader] for leader in step.leaders)))
+        elif isinstance(step, Transfer):
+            of = tuple(replace(one, members=tuple(members[member] for member in one.members)) for one in step.collectives)
+            steps.append(replace(step, collectives=of))
+        else:
+            steps.append(step)
+    return replace(program, steps=tuple(steps))
 
 
 class _Walk:

@@ -3,6 +3,7 @@
 from psgc.processes.checkpoints import saving
 from psgc.torch.ddp.data_parallel import DistributedDataParallel
 from psgc.torch.ddp.hook import ddp_hook
+from psgc.torch.fsdp.hook import fsdp_hook
 from psgc.torch.gradients.profiler import profile_model
 from psgc.torch.optimizers.cross_barrier import CrossBarrier
 from psgc.torch.optimizers.distributed import DistributedOptimizer
@@ -52,6 +53,7 @@ __all__ = [
     "current_session",
     "ddp_hook",
     "declare",
+    "fsdp_hook",
     "get_pushpull_speed",
     "init",
     "is_initialized",

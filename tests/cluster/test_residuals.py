@@ -207,7 +207,7 @@ def test_a_unit_that_changed_in_a_step_without_a_result_is_taken_along_to_the_la
         stayed.decode(part, Flag.NONFINITE, None)
     memory = own_memory(stayed.layout, [stayed.work], dropped=False)
     assert memory.steps == 2
-    take_up(memory, resumed.layout, [resumed.work], 1)
+    take_up(memory, resumed.layout, [resumed.work])
     for number in (1, 2):
         for work in (stayed, resumed):
             step(work, number, rescale=0.7)

@@ -75,18 +75,18 @@ def layout_of(codec: str, *numels: int, fuse_bytes: int = 1 << 20) -> Any:
 
 
 def test_the_first_line_says_codec_buckets_and_bytes_a_step() -> None:
-    assert described(layout_of("none", 1000, 24)) == (
+    assert described(layout_of("none", 1000, 24), 0) == (
         "optimizer0: 2 tensors (1,024 elements) in 1 bucket, codec none; each worker sends and receives 8.19 kB a step, "
         "as much as fp32, 2.0x as much as bf16"
     )
     assert "codec bf16; each worker sends and receives 4 MB a step, 2.0x less than fp32, as much as bf16" in described(
-        layout_of("bf16", 1_000_000)
+        layout_of("bf16", 1_000_000), 0
     )
-    script = described(layout_of("functions:name=mine/relay", 1_000_000))
+    script = described(layout_of("functions:name=mine/relay", 1_000_000), 0)
     assert script.endswith("sends and receives at most 12.1 MB a step, fp32 8 MB"), (
         "what a script's own codec sends is not known beforehand"
     )
-    assert "in 2 buckets, codec onebit (1 bucket), none (1 bucket); " in described(layout_of("onebit", 100_000, 9, fuse_bytes=0))
+    assert "in 2 buckets, codec onebit (1 bucket), none (1 bucket); " in described(layout_of("onebit", 100_000, 9, fuse_bytes=0), 0)
 
 
 def test_the_first_step_is_no_steps_time_and_its_waiting_is_not_counted(clock: Clock) -> None:

@@ -17,8 +17,9 @@ from psgc.codecs import Stream
 from psgc.codecs.scheme import PairScheme
 from psgc.errors import DeviceError, PsgcError, UsageError
 from psgc.layout import ITEM_BYTES, Bucket, Layout
+from psgc.layout.building import members_of
 from psgc.layout.contributions import keys_of
-from psgc.program.compile import compile_option
+from psgc.program.compile import compile_option, renumbered
 from psgc.program.groups import Group
 from psgc.program.ranks import Ranks
 from psgc.program.steps import same_pieces
@@ -82,8 +83,8 @@ class BucketWork:
                 self.kept.add_inherited(array, device, slices)
 
     def agree(self, numbers: Iterable[int], group: Group, contributed: bool | None) -> None:
-        """All ranks, which are the group, learn what any of them has met in these parts. contributed: whether some rank contributes, where a vote has told;
-        nothing is exchanged then if there is nothing else to learn. Raises PsgcError."""
+        """All ranks whose bucket it is, which are the group, learn what any of them has met in these parts. contributed: whether some rank
+        contributes, where a vote has told; nothing is exchanged then if there is nothing else to learn. Raises PsgcError."""
         parts = [self.parts[number] for number in numbers]
         if contributed is None or any(part.program.encodes for part in parts):  # only encoding meets NaNs and keeps something
             agree([part.agreement for part in parts], group)
@@ -117,8 +118,9 @@ class BucketWork:
 
     @property
     def plain_bytes(self) -> int:
-        """The size of the gradients that went over groups so far."""
-        return self.step * self.bucket.numel * ITEM_BYTES[self.bucket.dtype] if self.bucket.over_groups else 0
+        """What a ring of the ranks whose bucket it is would have moved so far, each way, uncompressed, of the gradients that went over groups."""
+        ranks, nbytes = self.layout.counted(self.bucket), self.step * self.bucket.numel * ITEM_BYTES[self.bucket.dtype]
+        return 4 * nbytes * (ranks - 1) // ranks if self.bucket.over_groups else 0
 
 
 def over_servers(layout: Layout, bucket: Bucket, servers: Servers, rank: int) -> BucketWork:
@@ -141,6 +143,7 @@ def over_groups(
 ) -> BucketWork:
     """A bucket whose option runs over groups. collectives: PSGC_COLLECTIVES, whether groups exchange floats from GPU to GPU. Raises UsageError where its codec
     cannot run so."""
+    ranks = members_of(bucket, ranks, layout.tensors[bucket.tensors[0]].name)
     parts = _group_parts(layout, bucket, ranks, rank, servers)
     places = [place for part in parts for place in part.places]
     # A key, since each has or has no result by itself, or else a part.
@@ -154,7 +157,8 @@ def over_groups(
 
 
 def _group_parts(layout: Layout, bucket: Bucket, ranks: Ranks, rank: int, servers: Servers | None) -> list[GroupPart]:
-    """Compile the bucket's option for each part."""
+    """Compile the bucket's option for each part. ranks: those whose bucket it is."""
+    members = bucket.members or ranks.everybody
     scheme, option = layout.scheme(bucket), " ".join(bucket.option)
     if type(scheme) is not PairScheme:
         raise UsageError(f"codec {scheme.canonical} runs over servers alone, not by {option}; choose another codec or option")
@@ -163,7 +167,7 @@ def _group_parts(layout: Layout, bucket: Bucket, ranks: Ranks, rank: int, server
     parts: list[GroupPart] = []
     for number, part in enumerate(bucket.parts):
         programs = compile_option(bucket.option, part.numel, ranks, layout.root if layout.kind == "broadcast" else bucket.index + number)
-        program, again = programs[rank], same_pieces(programs)
+        program, again = renumbered(programs[members.index(rank)], members), same_pieces(programs)
         if pair.pull.of_sums and pair.push.unbiased and not all(again.values()):
             raise UsageError(
                 f"codec {scheme.canonical} of the bucket of {layout.tensors[bucket.tensors[0]].name!r} keeps no residual, and {option} "

@@ -60,7 +60,7 @@ class Executor:
         self._pool = Pool("psgc-codec", threads, self._broken)
         self._order = VotedOrder(host.member.ranks.everybody, host.ask, lambda: host.member.failed)
         self._named: Lane | None = None  # once it is needed
-        self._retired = (0, 0)  # of layouts that were given up: bytes moved, and bytes of the gradients
+        self._retired = (0, 0)  # of layouts that were given up: bytes moved, and bytes uncompressed
 
     # called by other threads
 
@@ -136,7 +136,7 @@ class Executor:
     @property
     def uncompressed_bytes(self) -> int:
         """What a ring of all ranks would have moved of these, each way, uncompressed."""
-        return 4 * self._of_plans()[1] * (self._member.ranks.size - 1) // self._member.ranks.size
+        return self._of_plans()[1]
 
     def _of_plans(self) -> tuple[int, int]:  # without the lock, which is held while groups are made
         return _counted((run for run in list(self._layouts.values()) if not run.named), self._retired)
@@ -261,7 +261,7 @@ class Executor:
         one = run.owner[start.chain][0]
         if isinstance(start.step, Agree):
             numbers = [run.owner[chain][1] for chain in one.runner.agreeing(start.chain)]
-            one.work.agree(numbers, groups.group(self._member.ranks.everybody), one.contributed)
+            one.work.agree(numbers, groups.group(one.work.bucket.members or self._member.ranks.everybody), one.contributed)
         elif isinstance(start.step, Transfer):
             moved_bytes = run.part(start.chain).transfer(start.step, groups)
         self._record(run, start, began_ns, moved_bytes)
@@ -312,6 +312,6 @@ class Executor:
 
 
 def _counted(runs: Iterable[LayoutRun], before: tuple[int, int] = (0, 0)) -> tuple[int, int]:
-    """Bytes that buckets over groups have moved, and bytes of their gradients. before: to which these are added."""
+    """Bytes that buckets over groups have moved, and would have uncompressed. before: to which these are added."""
     works = [one.work for run in runs for one in run.buckets.values()]
     return before[0] + sum(work.moved_bytes for work in works), before[1] + sum(work.plain_bytes for work in works)

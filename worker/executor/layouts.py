@@ -71,17 +71,17 @@ class BucketRun:
 
 
 class LayoutRun:
-    """See the module's text. named: whether its steps begin in the order of all named tensors'."""
+    """This rank's buckets of a layout. named: whether its steps begin in the order of all named tensors'."""
 
     def __init__(self, layout: Layout, host: Host) -> None:
         self.layout, self._host, self.named = layout, host, is_named(layout)
         self.lanes: dict[Lane, lanes.Lane] = {}
         self.buckets: dict[int, BucketRun] = {}  # by index
         self.owner: list[tuple[BucketRun, int]] = []  # by chain, its bucket and its part's number there
-        # The layout's order numbers the chains of buckets over groups from 0.
-        buckets = sorted(layout.buckets, key=lambda bucket: not bucket.over_groups)
+        # The layout's order numbers the chains of buckets over groups from 0; this rank has some of them, or all.
+        buckets = sorted((bucket for bucket in layout.buckets if bucket.is_of(host.member.rank)), key=lambda bucket: not bucket.over_groups)
         works = [self._work(bucket) for bucket in buckets]
-        runner = Runner([part.program for work in works for part in work.parts], () if self.named else layout.order)
+        runner = Runner([part.program for work in works for part in work.parts], () if self.named else layout.order_for(host.member.rank))
         for bucket, work in zip(buckets, works, strict=True):
             first = len(self.owner)
             own = InTurn([part.program for part in work.parts], first) if self.named else runner
@@ -116,10 +116,14 @@ class LayoutRun:
 
     def late(self, start: Start) -> str:
         """What to say of one that has taken long."""
-        rank, ranks, step = self._host.member.rank, self._host.member.ranks, start.step
+        rank, ranks, step, work = self._host.member.rank, self._host.member.ranks, start.step, self.owner[start.chain][0].work
         if self.named:
             return f"rank {rank} {named.awaited(self.what(start))}"
-        members = {member for one in step.collectives for member in one.members} if isinstance(step, Transfer) else set(ranks.everybody)
+        members = (
+            {member for one in step.collectives for member in one.members}
+            if isinstance(step, Transfer)
+            else set(work.bucket.members or ranks.everybody)
+        )
         names = ", ".join(map(str, sorted(members - {rank})))
         others = f"rank {names}" if len(members) == 2 else f"some of ranks {names}"
         return f"rank {rank} waits in {self.what(start)} for {others}; does each of them call backward() and step()?"

@@ -58,14 +58,13 @@ def take_answers(memory: LayoutMemory, works: Iterable[BucketWork], answers: dic
         memory.servers |= {name: values[place].copy() for name, place in work.kept.tensor_places()}
 
 
-def take_up(memory: LayoutMemory, layout: Layout, works: Sequence[BucketWork], size: int) -> list[Transfer]:
+def take_up(memory: LayoutMemory, layout: Layout, works: Sequence[BucketWork]) -> list[Transfer]:
     """Go on from ``memory``, before the layout's first step. Returns the transfers that set the servers' residuals.
 
-    A server's saved residual of a tensor goes to the server's residual if this layout has one, else to this rank's own: multiplied by
-    ``size`` if the tensor's mean is taken, because there it counts one ``size``-th. Raises UsageError if the memory is of other parts.
+    A server's saved residual of a tensor goes to the server's residual if this layout has one, else to this rank's own: multiplied by the number of ranks
+    that are summed if the tensor's mean is taken, because there it counts so much less. Raises UsageError if the memory is of other parts.
     """
     restores: list[Transfer] = []
-    factor = np.float32(size if layout.mean else 1)
     for work in works:
         if work.step:
             raise UsageError(f"residuals of {layout.name!r} are taken up before its first step, not after step {work.step}")
@@ -75,6 +74,7 @@ def take_up(memory: LayoutMemory, layout: Layout, works: Sequence[BucketWork], s
         else:
             for name, _ in work.kept.tensor_places():
                 if name in memory.servers:
+                    factor = np.float32(layout.counted(work.bucket) if layout.mean else 1)
                     own, more = tensors.get(name, TensorMemory()), memory.servers[name] * factor
                     tensors[name] = own._replace(residual=more if own.residual is None else own.residual + more)
         work.kept.remember(tensors)

@@ -61,7 +61,7 @@ class RunReport:
     def laid_out(self, layout: Layout) -> None:
         """An optimizer's tensors have buckets: say how they travel."""
         if self._session.rank == 0 and not self._session.config.solo and layout.buckets:
-            run_logger.info("%s", described(layout))
+            run_logger.info("%s", described(layout, self._session.rank))
 
     def wait(self, name: str, tickets: Iterable[Ticket]) -> None:
         """Wait for the last buckets of the layout ``name`` that are under way. Raises what the session's ``wait`` raises."""
@@ -210,14 +210,17 @@ def tell_end(session: Session) -> None:
         run_logger.info("%s", text)
 
 
-def described(layout: Layout) -> str:
-    """Codecs, buckets, and what a step carries both ways, at most, against fp32 and bf16."""
-    codecs = Counter(bucket.codec for bucket in layout.buckets)
+def described(layout: Layout, rank: int) -> str:
+    """The rank's codecs, buckets, and what a step carries both ways, at most, against fp32 and bf16."""
+    buckets = [bucket for bucket in layout.buckets if bucket.is_of(rank)]
+    codecs = Counter(bucket.codec for bucket in buckets)
     several = len(codecs) > 1
     by = ", ".join(f"{codec} ({_count(n, 'bucket')})" if several else codec for codec, n in codecs.most_common())
-    numel = sum(tensor.numel for tensor in layout.tensors)
+    others = {index for bucket in layout.buckets if not bucket.is_of(rank) for index in bucket.tensors}
+    tensors = [tensor for index, tensor in enumerate(layout.tensors) if index not in others]
+    numel = sum(tensor.numel for tensor in tensors)
     carried = 0
-    for bucket, part in layout.parts():
+    for bucket, part in ((of, part) for of in buckets for part in of.parts):
         round_ = layout.scheme(bucket).rounds(part.numel)[part.round]
         carried += round_.pair.push.payload_bound(round_.numel) + round_.pair.pull.payload_bound(round_.numel)
     if any(codec.startswith(f"{SCRIPT_CODEC}:") for codec in codecs):  # its payloads take what the script likes
@@ -225,7 +228,7 @@ def described(layout: Layout) -> str:
     else:
         bytes_ = f"{amount(carried)} a step, {_times(8 * numel / carried)} fp32, {_times(4 * numel / carried)} bf16"
     return (
-        f"{layout.name}: {_count(len(layout.tensors), 'tensor')} ({_count(numel, 'element')}) in {_count(len(layout.buckets), 'bucket')}, "
+        f"{layout.name}: {_count(len(tensors), 'tensor')} ({_count(numel, 'element')}) in {_count(len(buckets), 'bucket')}, "
         f"codec {by}; each worker sends and receives {bytes_}"
     )
 

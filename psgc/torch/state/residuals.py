@@ -55,8 +55,8 @@ class KeptLayout:
 
 
 def cuts(declaration: Declaration, workers: int) -> list[tuple[object, ...]]:
-    """What determines a layout's payload bytes, on whichever servers: each bucket's tensors by name, its codec and option, and where its
-    parts begin."""
+    """What determines a layout's payload bytes, on whichever servers: each bucket's tensors by name, its codec and option, whose
+    it is, and where its parts begin."""
     layout = build_layout(_anywhere(declaration), layout_id=0, servers=1, workers=workers)
     return [
         (
@@ -64,6 +64,7 @@ def cuts(declaration: Declaration, workers: int) -> list[tuple[object, ...]]:
             bucket.codec,
             bucket.option,
             bucket.turns,
+            bucket.members,
             tuple((part.offset, part.numel) for part in bucket.parts),
         )
         for bucket in layout.buckets
@@ -224,7 +225,7 @@ def _bucket_spec(bucket: Bucket, given: BucketSpec | None) -> BucketSpec:
     """given: as the plan has the bucket."""
     sizes = [part.numel for part in bucket.parts if part.round == 0]
     equal = sizes == equal_parts(bucket.numel, len(sizes))
-    spec = BucketSpec(bucket.tensors, bucket.codec, bucket.priority, len(sizes), 0 if equal else sizes[0])
+    spec = BucketSpec(bucket.tensors, bucket.codec, bucket.priority, len(sizes), 0 if equal else sizes[0], members=bucket.members)
     return spec if given is None else replace(spec, option=given.option, turns=given.turns)
 
 

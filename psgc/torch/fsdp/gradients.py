@@ -1,0 +1,156 @@
+"""The gradients of one model that FSDP2 has sharded within a node.
+
+A unit's slice of gradients is a tensor by itself, which the ranks that hold the same shard average: a bucket of these ranks alone. It leaves when FSDP has
+summed it within the node, and the mean is written where it lies, which FSDP has made p.grad of by then; where FSDP goes on to compute with it at once, its hook
+waits for the mean. A step is over when backward is.
+
+Owns the mapping from units to buckets.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import torch
+
+from psgc.errors import UsageError
+from psgc.layout import BucketSpec, TensorSpec
+from psgc.torch.ddp.parameters import ModelParameters
+from psgc.torch.ddp.told import add_model
+from psgc.torch.fsdp.units import Unit, local
+from psgc.torch.gradients.backward_end import BackwardEnd, await_end
+from psgc.torch.gradients.exchange import GradientExchange
+from psgc.torch.gradients.front_end import FrontEnd
+from psgc.torch.gradients.layouts import Declared
+from psgc.torch.gradients.written import Written
+from psgc.torch.plans.choice import Choice
+from psgc.torch.plans.fusing import nbytes_of
+from psgc.torch.tensors.buffers import dtype_name
+from psgc.torch.tensors.sent import FilledBucket
+from psgc.worker.session import Session
+
+Replicas = tuple[tuple[int, ...], ...]
+
+
+class FsdpGradients(FrontEnd[FilledBucket]):
+    """See the module's text. units: in the model's order. replicas: by shard, the ranks that hold it. choice: a codec, or a rule for each unit by its name."""
+
+    def __init__(self, session: Session, number: int, choice: Choice, units: Sequence[Unit], replicas: Replicas) -> None:
+        super().__init__(GradientExchange(session, f"fsdp{number}", choice, whole=True, turn=number))
+        self.steps = 0
+        self._units, self._replicas = units, replicas
+        names: dict[torch.Tensor, str] = {p: f"{unit.name}.{index}" for unit in units for index, p in enumerate(unit.parameters)}
+        self.parameters = ModelParameters(self.exchange.name, names)
+        self._shard = next(shard for shard, ranks in enumerate(replicas) if session.rank in ranks)
+        self._end: BackwardEnd | None = None  # of the backward under way
+        self._taking = threading.Lock()
+        self.exchange.written = Written(self.parameters.present)
+        add_model(self)
+
+    def check_leaving(self) -> None:
+        """Raise UsageError: torch.distributed's process group has one size."""
+        raise UsageError("suspend(): a model that FSDP has sharded cannot go on in a job of another size")
+
+    def knows(self, parameter: torch.Tensor) -> bool:
+        return self.parameters.knows(parameter)
+
+    @property
+    def keeps_mean(self) -> bool:
+        return any(parameter.grad is not None for parameter in self.parameters.present())
+
+    def take(self, unit: int, gradients: torch.Tensor) -> None:
+        """FSDP has summed this unit's gradients within the node. In autograd's thread. Returns once the mean is on its way, or there, if FSDP goes on to
+        compute with it. Raises UsageError for gradients that psgc cannot average."""
+        exchange, its = self.exchange, self._units[unit]
+        its.check(gradients)
+        with self._taking:
+            if not exchange.last.begun:
+                self._begin()
+            if self._end is None:
+                self._end = await_end(self, _finish)
+            if not exchange.declared:
+                self._declare(gradients)
+            bucket = self._bucket(unit)
+            if bucket.ticket is not None:
+                raise UsageError(
+                    f"fsdp_hook: FSDP reduced the gradients of {its.name!r} twice in one backward; run the model once in each, or under no_sync"
+                )
+            waits = its.waits(gradients)
+            exchange.observer.ready(self._spec(unit).name, gradients)
+            bucket.put(bucket.bucket.tensors[0], gradients)
+            exchange.submit(bucket)
+        if waits:
+            exchange.wait([bucket])
+            bucket.arrive()
+
+    def finish(self) -> None:
+        """Backward is over: take part in what the other replicas may have of units that this backward did not reach, and wait for all means."""
+        exchange, self._end = self.exchange, None
+        absent = [unit for unit in range(len(self._units)) if self._bucket(unit).ticket is None]
+        for unit in absent:
+            bucket = self._bucket(unit)
+            like = local(self._units[unit].parameters[0])
+            bucket.put(bucket.bucket.tensors[0], like.new_zeros(self._units[unit].numel), takes_part=False)
+            exchange.submit(bucket)
+        exchange.observer.leaving()
+        exchange.wait()
+        for unit in absent:
+            if not self._bucket(unit).buffer.skipped:
+                raise UsageError(
+                    f"fsdp_hook: this rank's backward had no gradients of {self._units[unit].name!r}, and another replica's had; every replica must use "
+                    f"the same modules in a step"
+                )
+        for bucket in exchange.buckets:
+            bucket.arrive()
+            bucket.take()
+        exchange.observer.delivered()
+        self.steps += 1
+        exchange.deliver()
+
+    def _begin(self) -> None:
+        """The first gradients of a step have come."""
+        self.session.check()
+        if self._end is not None and self._end.lost:
+            raise UsageError(
+                "fsdp_hook: the last backward raised after some gradients had left; FSDP cannot go on after that: start the job again"
+            )
+        if self.exchange.last.waits and not self.keeps_mean:
+            self.exchange.leave_to_script()
+        self.exchange.begin()
+
+    def _declare(self, like: torch.Tensor) -> None:
+        """Declare the gradients of all units and shards, and wait until every rank has. like: gradients of one unit."""
+        exchange, shards = self.exchange, len(self._replicas)
+        dtype = dtype_name(like, "gradients that FSDP has reduced")
+        specs = tuple(TensorSpec(f"{unit.name}@{shard}", (unit.numel,), dtype) for unit in self._units for shard in range(shards))
+        exchange.specs = specs
+        parameters = [local(unit.parameters[0]) for unit in self._units for _ in range(shards)]
+        order = tuple(unit * shards + shard for unit in reversed(range(len(self._units))) for shard in range(shards))
+        exchange.declare(self._own, specs, parameters, order, range(len(specs)), self._buckets(specs, parameters, order))
+
+    def _buckets(self, specs: Sequence[TensorSpec], parameters: Sequence[torch.Tensor], order: Sequence[int]) -> tuple[BucketSpec, ...]:
+        """One for each tensor, as soon as it is nearly sure to become ready."""
+        least, choice = self.session.config.min_compress_bytes, self.exchange.choice
+        found = []
+        for place, index in enumerate(order):
+            unit, shard = divmod(index, len(self._replicas))
+            codec = choice.codec_of(self._units[unit].name, parameters[index]) if nbytes_of(specs[index]) >= least else "none"
+            found.append(BucketSpec((index,), codec, -place, members=self._replicas[shard]))
+        return tuple(found)
+
+    def _own(self, declared: Declared) -> list[FilledBucket]:
+        """This rank's buckets, in the units' order."""
+        made = FilledBucket.all_of(declared.layout, declared.on_gpu)
+        return sorted((one for one in made if one.bucket.is_of(self.session.rank)), key=lambda one: one.bucket.tensors)
+
+    def _bucket(self, unit: int) -> FilledBucket:
+        return self.exchange.buckets[unit]
+
+    def _spec(self, unit: int) -> TensorSpec:
+        return self.exchange.specs[unit * len(self._replicas) + self._shard]
+
+
+def _finish(models: list[FsdpGradients]) -> None:
+    for model in dict.fromkeys(models):
+        model.finish()

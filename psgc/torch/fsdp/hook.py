@@ -1,0 +1,93 @@
+"""``fsdp_hook``: models that torch's FSDP2 has sharded within a node, with psgc in place of the all-reduce between the nodes of HSDP.
+
+Owns the registration and its checks; ``gradients`` synchronizes. FSDP itself gathers parameters and sums gradients within a node, as it always does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from psgc.errors import UsageError
+from psgc.torch.ddp import amp
+from psgc.torch.ddp.models import check_world
+from psgc.torch.fsdp.gradients import FsdpGradients
+from psgc.torch.fsdp.units import replicas_of, units_of
+from psgc.torch.gradients.linearity import CodecAdvice
+from psgc.torch.plans.choice import Choice, Given, chosen, switched
+from psgc.torch.session import api
+
+
+def fsdp_hook(model: torch.nn.Module, codec_or_rule: Given = None) -> FsdpHook:
+    """Average the gradients of a model that FSDP2 has sharded within each node between the nodes, through psgc. Joins the job if this process has not.
+
+        mesh = init_device_mesh("cuda", (nodes, ranks_of_a_node), mesh_dim_names=("replicate", "shard"))
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh["shard"])
+        fully_shard(model, mesh=mesh["shard"])
+        psgc.fsdp_hook(model, "int8")
+
+    Then train as ever. Without a codec, gradients are those of FSDP on the whole ``mesh`` (HSDP). Every rank must call it, after fully_shard.
+
+    codec_or_rule: codec text (``"int8"``, ``"topk:k=0.01"``, ``"onebit/int8"``), or a function that names the codec of a module that was sharded, by its name
+                   in the model; None: PSGC_CODEC, else uncompressed.
+    Raises CodecError for an unknown codec; UsageError for a model that is not so sharded; ConfigError where torch.distributed's ranks are not those of psgc's
+    job.
+    """
+    return FsdpHook(model, codec_or_rule)
+
+
+class FsdpHook:
+    """See ``fsdp_hook``."""
+
+    def __init__(self, model: torch.nn.Module, codec_or_rule: Given = None) -> None:
+        units = units_of(model)
+        api.init()
+        session = self._session = api.current_session()
+        check_world(session)
+        choice = _without_plan(chosen(session, codec_or_rule, "fsdp_hook"))
+        if session.config.profile:
+            raise UsageError("PSGC_PROFILE times DistributedOptimizer, not FSDP; unset it")
+        replicas = replicas_of(units, session)
+        amp.install()
+        self._gradients = FsdpGradients(session, api.next_number(session, "fsdp"), choice, units, replicas)
+        self._gradients.advice = CodecAdvice()
+        for index, unit in enumerate(units):
+            unit.hook(partial(self._gradients.take, index))
+
+    def residual_state_dict(self) -> dict[str, Any]:
+        """What codecs keep on this rank, and this rank's share of what they keep on the servers, to be saved with torch.save: a file for each rank. Call it
+        between two steps, on every rank."""
+        return self._gradients.state()
+
+    def load_residual_state_dict(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        """Go on from ``residual_state_dict()`` of this rank, in a job of the same shape. Call it on every rank, between two steps. Raises UsageError for what
+        does not fit."""
+        self._gradients.go_on(states)
+
+    def switch_plan(self, codec: str) -> None:
+        """From the next step on, gradients travel by this codec; what codecs keep goes along. Call it on every rank between the same two steps: after step(),
+        before the next backward(). Raises UsageError in the middle of a step; CodecError."""
+        self._gradients.switch(_without_plan(switched(self._session, codec)))
+
+    def put_back(self) -> None:
+        """Put averaged gradients off, in place of the optimizer's step(): they go back into the residuals of codecs with error feedback, and come with later
+        steps; p.grad is cleared. Call it on every rank. Raises UsageError if none wait for a step."""
+        self._gradients.put_back()
+        self._gradients.parameters.clear()
+
+    def statistics(self) -> dict[str, int]:
+        """Counter: steps. ``current_session().statistics()`` has what travelled."""
+        return {"steps": self._gradients.steps}
+
+
+def _without_plan(choice: Choice) -> Choice:
+    """Raise UsageError for a plan, which is of whole gradients."""
+    if choice.auto or choice.plan is not None or choice.awaited:
+        raise UsageError(
+            "fsdp_hook takes a codec, or a function that names one for each module: plans (PSGC_PLAN, auto) are of whole gradients, not of shards"
+        )
+    return choice

@@ -1,0 +1,130 @@
+"""The parts of a model that FSDP2 reduces at once, and the ranks that hold the same shard of them. The only file that looks into FSDP2's private objects.
+
+A *unit* is a module that ``fully_shard`` was applied to, with those of its parameters that are no other unit's. FSDP reduce-scatters their gradients within
+the shard group, as one flat tensor, and then calls the unit's hook with this rank's slice of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from psgc.errors import UsageError
+from psgc.worker.session import Session
+
+HOW = "fully_shard(module, mesh=mesh['shard']), where mesh = init_device_mesh(device, (nodes, ranks of a node), mesh_dim_names=('replicate', 'shard'))"
+_WHOLE = (torch.float32, torch.bfloat16)  # FSDP divides such gradients while it reduces them, and others before and after
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Unit:
+    """module: which ``fully_shard`` was applied to; name: its name in the model; state: FSDP's own of the module's parameters."""
+
+    module: Any
+    name: str
+    state: Any
+
+    @property
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """Those that are trained, as the optimizer has them: sharded."""
+        return [each.sharded_param for each in self.state.fsdp_params if each.sharded_param.requires_grad]
+
+    @property
+    def numel(self) -> int:
+        """Elements of this rank's slice of all of its gradients, and as many on every other rank."""
+        return sum(each.padded_sharded_param_size.numel() for each in self.state.fsdp_params if each.sharded_param.requires_grad)
+
+    def hook(self, call: Callable[[torch.Tensor], None]) -> None:
+        """Have FSDP call it with this rank's slice of the gradients, which it may write to."""
+        self.module.set_all_reduce_hook(call)
+
+    def waits(self, gradients: torch.Tensor) -> bool:
+        """Whether the hook must not return before the mean is there: FSDP goes on to compute with it. Else it only makes p.grad of it, as views."""
+        state = self.state
+        if state._orig_dtype != gradients.dtype or gradients.dtype not in _WHOLE or state.force_sum_reduction_for_comms:
+            return True
+        each = [one for one in state.fsdp_params if one.sharded_param.requires_grad]
+        used = (one.sharded_param.grad is not None or getattr(one.sharded_param, "_post_accumulate_grad_hooks", None) for one in each)
+        return any(one.offload_to_cpu for one in each) or any(used)
+
+    def check(self, gradients: torch.Tensor) -> None:
+        """Raise UsageError for gradients that psgc would average wrongly."""
+        if self.state.gradient_divide_factor is not None:
+            raise UsageError(
+                f"fsdp_hook: set_gradient_divide_factor was called on {self.name!r}; leave it out: psgc takes the mean over the replicas"
+            )
+        if gradients.numel() != self.numel:
+            raise UsageError(
+                f"fsdp_hook: FSDP reduced {gradients.numel()} gradients of {self.name!r} on each rank, and its trained parameters are {self.numel}: some had "
+                f"no gradient in this backward; call model.set_reduce_scatter_unused_params(True), or freeze them"
+            )
+
+
+def units_of(model: torch.nn.Module) -> list[Unit]:
+    """Those of the model that have trained parameters, in the model's order. Raises UsageError for a model without, and for units that psgc cannot serve."""
+    found = []
+    for name, module in model.named_modules():
+        if not hasattr(module, "set_all_reduce_hook"):
+            continue
+        state: Any = module._get_fsdp_state()
+        states = getattr(state, "_fsdp_param_groups", None)
+        if states is None:  # torch before 2.12
+            states = [] if state._fsdp_param_group is None else [state._fsdp_param_group]
+        if len(states) > 1:
+            raise UsageError(f"fsdp_hook: parameters of {name!r} are sharded over several meshes; shard each module over one: {HOW}")
+        units = [Unit(module, name.replace("_orig_mod.", "") or "model", each) for each in states]
+        found += [unit for unit in units if unit.numel]
+    if not found:
+        raise UsageError("fsdp_hook: the model has no trained parameters that FSDP2 has sharded; apply torch's fully_shard to it first")
+    for unit in found:
+        if unit.state.mesh_info.mesh.ndim > 1:
+            raise UsageError(
+                f"fsdp_hook: {unit.name!r} is sharded over a mesh of {unit.state.mesh_info.mesh.ndim} dimensions, so that FSDP itself averages between "
+                f"replicas; shard over one dimension: {HOW}"
+            )
+    return found
+
+
+def replicas_of(units: Sequence[Unit], session: Session) -> tuple[tuple[int, ...], ...]:
+    """By shard, the ranks that hold it, ascending. Every rank must call it. Raises UsageError unless FSDP shards all units within the same groups of ranks, all
+    of them as large, and psgc numbers ranks as torch does."""
+    if (dist.get_rank(), dist.get_world_size()) != (session.rank, session.size):
+        raise UsageError(
+            f"fsdp_hook: this is rank {dist.get_rank()} of torch.distributed's {dist.get_world_size()}, and rank {session.rank} of psgc's {session.size}; "
+            f"start every worker of the script with `psgc run` or psgc-launch, and take rank and world size from the environment"
+        )
+    meshes = {_ranks(unit.state.mesh_info.mesh): unit.name for unit in units}
+    if len(meshes) > 1:
+        first, second, *_ = ((name, ", ".join(map(str, ranks))) for ranks, name in meshes.items())
+        raise UsageError(
+            f"fsdp_hook: {first[0]!r} is sharded over ranks {first[1]}, and {second[0]!r} over ranks {second[1]}; shard all over one mesh: {HOW}"
+        )
+    own = next(iter(meshes))
+    every: list[Any] = [None] * session.size
+    dist.all_gather_object(every, own)
+    groups = sorted(set(every))
+    if sorted(rank for group in groups for rank in group) != list(range(session.size)) or len({len(group) for group in groups}) > 1:
+        text = " and ".join(", ".join(map(str, group)) for group in groups)
+        raise UsageError(
+            f"fsdp_hook: models are sharded over ranks {text}; each rank must be in one such group, all of them as large: {HOW}"
+        )
+    if len(groups) == 1 and session.size > 1:
+        raise UsageError(
+            f"fsdp_hook: the model is sharded over all {session.size} ranks, so there are no replicas to average between; shard within nodes: {HOW}"
+        )
+    return tuple(zip(*groups, strict=True))
+
+
+def _ranks(mesh: DeviceMesh) -> tuple[int, ...]:
+    return tuple(mesh.mesh.tolist())
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """What of a sharded tensor is on this rank."""
+    found: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return found

@@ -1,0 +1,105 @@
+"""A worker that trains a small model under FSDP2, sharded within "nodes" of two ranks: natively (HSDP), or between nodes by psgc. Run by tests.
+
+Prints a line for each run: its name, a digest of this rank's shards after some steps, and the last loss.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import logging
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+import psgc.torch as psgc
+
+STEPS, WIDTH = 6, 96
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down, self.norm = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH), nn.LayerNorm(WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
+
+def model_on(mesh: DeviceMesh, precision: str) -> nn.Sequential:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, WIDTH), Block(), Block(), nn.Linear(WIDTH, 7))
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.bfloat16) if precision == "bf16-reduce" else MixedPrecisionPolicy()
+    for block in model[1:3]:
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    return fully_shard(model, mesh=mesh, mp_policy=policy)
+
+
+def train(model: nn.Module, how: str) -> str:
+    """how: "plain"; "accumulate": two backwards a step, the first without synchronization; "twice": both with; "clip"."""
+    return steps(
+        model, torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=True), torch.Generator().manual_seed(1 + dist.get_rank()), STEPS, how
+    )
+
+
+def steps(model: nn.Module, optimizer: torch.optim.Optimizer, draw: torch.Generator, count: int, how: str) -> str:
+    loss = torch.zeros(())
+    for _ in range(count):
+        for micro in range(2 if how in ("accumulate", "twice") else 1):
+            x = torch.randn(8, 32, generator=draw)
+            if how == "accumulate":
+                model.set_requires_gradient_sync(micro == 1)
+            loss = nn.functional.cross_entropy(model(x), x[:, :7].argmax(1))
+            loss.backward()
+        if how == "clip":
+            nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        optimizer.step()
+        optimizer.zero_grad()
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        digest.update(parameter.to_local().detach().numpy().tobytes())
+    return f"{digest.hexdigest()[:12]} {float(loss.detach()):.4f}"
+
+
+def resumed(mesh: DeviceMesh, codec: str, forget: bool) -> str:
+    """As ``train`` plainly, but half of the steps on one model, and half on another that goes on from its state."""
+    draw = torch.Generator().manual_seed(1 + dist.get_rank())
+    first, second = model_on(mesh, "fp32"), model_on(mesh, "fp32")
+    optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=True) for model in (first, second)]
+    hooks = [psgc.fsdp_hook(model, codec) for model in (first, second)]
+    steps(first, optimizers[0], draw, STEPS // 2, "plain")
+    second.load_state_dict(first.state_dict())
+    optimizers[1].load_state_dict(optimizers[0].state_dict())
+    if not forget:
+        hooks[1].load_residual_state_dict(hooks[0].residual_state_dict())
+    return steps(second, optimizers[1], draw, STEPS - STEPS // 2, "plain")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--codecs", nargs="+", default=["none"])
+    parser.add_argument("--hows", nargs="+", default=["plain"])
+    parser.add_argument("--precision", default="fp32")
+    given = parser.parse_args()
+    logging.getLogger("torch.distributed").setLevel(logging.ERROR)
+    psgc.init()
+    dist.init_process_group("gloo", rank=psgc.rank(), world_size=psgc.size())
+    mesh = init_device_mesh("cpu", (psgc.size() // 2, 2), mesh_dim_names=("replicate", "shard"))
+    for how in given.hows:
+        print(f"native {how} {train(model_on(mesh, given.precision), how)}", flush=True)
+        for codec in given.codecs:
+            model = model_on(mesh["shard"], given.precision)
+            hook = psgc.fsdp_hook(model, codec)
+            print(f"{codec} {how} {train(model, how)}", flush=True)
+            if how == "resumed":
+                print(f"{codec} went-on {resumed(mesh['shard'], codec, forget=False)}", flush=True)
+                print(f"{codec} forgot {resumed(mesh['shard'], codec, forget=True)}", flush=True)
+            assert hook.statistics() == {"steps": STEPS * (2 if how == "twice" else 1)}
+    dist.destroy_process_group()
+    psgc.shutdown()
+
+
+main()

@@ -1,0 +1,64 @@
+"""FSDP2 within nodes, psgc between them: the same training as torch's own HSDP, to the bit where nothing is lost. Real processes over gloo."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+HOWS = ("plain", "accumulate", "twice", "clip")
+RESUMED = ("resumed", "went-on", "forgot")
+
+
+def lines(job: Any, *arguments: str, **env: str) -> dict[tuple[str, str], list[list[str]]]:
+    """By codec and way of training, each worker's digest and loss."""
+    found = defaultdict(list)
+    for text in job.said(*arguments, job="fsdp.py", PSGC_MIN_COMPRESS_BYTES="0", **env):
+        for words in (line.split() for line in text.splitlines()):
+            if len(words) == 4 and words[1] in (*HOWS, *RESUMED):
+                found[words[0], words[1]].append(words[2:])
+    return found
+
+
+@pytest.mark.parametrize("servers", [1, 0])
+def test_without_a_codec_parameters_are_those_of_torchs_own_hsdp_to_the_bit(make_job: Callable[..., Any], servers: int) -> None:
+    found = lines(make_job(nodes=4, servers=servers), "--hows", *HOWS, "--codecs", "none", "int8")
+    for how in HOWS:
+        native = found["native", how]
+        assert len(native) == 4
+        assert native[0][0] == native[2][0] != native[1][0] == native[3][0], "two shards, held by two nodes each"
+        assert found["none", how] == native
+        lossy = found["int8", how]
+        assert lossy[0][0] == lossy[2][0] != native[0][0], "both nodes hold the same, and the codec was in use"
+        assert all(abs(float(own[1]) - float(its[1])) < 0.25 for own, its in zip(lossy, native, strict=True))
+
+
+def test_reduced_in_another_dtype_than_parameters_have_gradients_are_averaged_before_they_are_cast(make_job: Callable[..., Any]) -> None:
+    found = lines(make_job(nodes=4, servers=1), "--precision", "bf16-reduce", "--hows", "plain", "--codecs", "none", "onebit")
+    assert found["none", "plain"] == found["native", "plain"]
+    assert found["onebit", "plain"][0][0] == found["onebit", "plain"][2][0] != found["native", "plain"][0][0]
+
+
+@pytest.mark.parametrize("servers", [1, 0])
+def test_a_model_that_goes_on_from_a_state_takes_what_codecs_kept_along(make_job: Callable[..., Any], servers: int) -> None:
+    found = lines(make_job(nodes=4, servers=servers), "--hows", "resumed", "--codecs", "onebit")
+    assert found["onebit", "went-on"] == found["onebit", "resumed"] != found["onebit", "forgot"]
+
+
+def test_what_it_cannot_average_is_told_in_a_line(make_job: Callable[..., Any]) -> None:
+    texts = make_job(nodes=2, servers=1).said(job="fsdp_refused.py")
+    told = [dict(line.split(": ", 1) for line in text.splitlines() if ": " in line) for text in texts]
+    for of_rank in told:
+        assert "no trained parameters that FSDP2 has sharded; apply torch's fully_shard to it first" in of_rank["plain"]
+        assert "'model' is sharded over a mesh of 2 dimensions" in of_rank["native"]
+        assert "over all 2 ranks, so there are no replicas to average between; shard within nodes" in of_rank["no replicas"]
+        assert "unknown codec 'int9'" in of_rank["codec"]
+        assert "a codec, or a function that names one for each module" in of_rank["plan"]
+        assert "'0' is sharded over ranks" in of_rank["two meshes"]
+        assert "set_gradient_divide_factor was called on 'model'" in of_rank["divided"]
+        assert "FSDP reduced 20 gradients of 'model' on each rank, and its trained parameters are 40" in of_rank["unused"]
+        assert of_rank["unused and told"] == of_rank["a module that nobody uses"] == "nothing"
+    assert told[0]["a module of rank 0 alone"] == "nothing"
+    assert "this rank's backward had no gradients of 'second', and another replica's had" in told[1]["a module of rank 0 alone"]
