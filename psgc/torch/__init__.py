@@ -9,6 +9,7 @@ from psgc.torch.optimizers.cross_barrier import CrossBarrier
 from psgc.torch.optimizers.distributed import DistributedOptimizer
 from psgc.torch.optimizers.onebit_adam import OneBitAdam
 from psgc.torch.optimizers.zero_one_adam import ZeroOneAdam
+from psgc.torch.rarely.diloco import DiLoCo, local_sgd
 from psgc.torch.session.api import (
     barrier,
     current_session,
@@ -41,6 +42,7 @@ from psgc.torch.tensors.push_pull import (
 __all__ = [
     "Compression",
     "CrossBarrier",
+    "DiLoCo",
     "DistributedDataParallel",
     "DistributedOptimizer",
     "HeldTensors",
@@ -58,6 +60,7 @@ __all__ = [
     "init",
     "is_initialized",
     "local_rank",
+    "local_sgd",
     "local_size",
     "poll",
     "profile_model",

@@ -26,8 +26,8 @@ WITH_OWN_DDP: Final = (
     "psgc.torch.DistributedDataParallel averages it already, in backward; use torch's optimizer as it is, or leave that wrapper out"
 )
 SHARDED: Final = (
-    "psgc averages whole gradients and does not work with sharded parameters; leave FSDP out, or wrap the model in "
-    "DistributedDataParallel with psgc.torch.ddp_hook"
+    "DistributedOptimizer averages whole gradients, not those of sharded parameters; with FSDP2 (fully_shard) use the optimizer as it is and "
+    "psgc.torch.fsdp_hook(model, codec), else leave FSDP out"
 )
 
 

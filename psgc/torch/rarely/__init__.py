@@ -1,0 +1,1 @@
+"""Ranks that exchange once in many steps: LocalSGD, DiLoCo and Streaming DiLoCo."""

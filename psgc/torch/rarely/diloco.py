@@ -1,0 +1,216 @@
+"""``DiLoCo``: ranks train by themselves, and agree once in many steps, by an outer optimizer's step on the mean of how far they have come.
+
+    LocalSGD          every rank goes on from the mean of all (Stich 2019): outer="average"
+    DiLoCo            the mean is the outer optimizer's gradient (Douillard et al. 2023, arXiv 2311.08105): outer="nesterov"
+    Streaming DiLoCo  fragments in turn, which travel while training goes on (Douillard et al. 2025, arXiv 2501.18512): fragments, delay, mix
+
+Owns the schedule, counted by the inner optimizer's steps; ``fragment.py`` has the exchange. What travels may be compressed by any codec that gradients may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from psgc.errors import UsageError
+from psgc.layout.update_rule import UpdateRule
+from psgc.torch.gradients.front_end import FrontEnd
+from psgc.torch.plans.choice import Choice, Given, chosen
+from psgc.torch.rarely.fragment import Fragment, Outer, divided
+from psgc.torch.rarely.schedule import Schedule
+from psgc.torch.session import api
+from psgc.torch.state import saved
+from psgc.torch.tensors.broadcast import broadcast_parameters
+from psgc.torch.tensors.sent import FilledBucket
+
+
+class DiLoCo:
+    """Train ``model`` by ``inner`` on every rank by itself, and exchange once in ``every`` steps. A context manager, or used like the inner optimizer.
+
+        with psgc.DiLoCo(model, inner, every=100, codec="int4"):
+            for x, y in batches:
+                inner.zero_grad()
+                loss(model(x), y).backward()
+                inner.step()
+
+    Every rank makes it, with the same model and numbers; rank 0's parameters and buffers are then everyone's. Every rank must take as many steps. Leaving
+    the block without an error exchanges once more, so that all ranks end with the same parameters; without a block, ``finish()`` does.
+
+    outer:     "nesterov:lr=0.7,momentum=0.9" (DiLoCo's), "average" (LocalSGD), or a function that makes an optimizer of the outer parameters. Its state is
+               on every rank, and the same there.
+    fragments: a number, or a list of modules: parts of the model that are exchanged in turn, each once in ``every`` steps. Parameters of no module in the list
+               are a fragment of their own.
+    delay:     steps that a fragment travels while training goes on, before its mean is taken.
+    mix:       what of its own parameters, with the steps taken since, a rank keeps when it takes the outer ones: from 0 (nothing) to below 1.
+    codec:     codec text for what is exchanged, both ways, with error feedback where the codec has it; None: PSGC_CODEC, else uncompressed.
+    Raises UsageError for numbers that do not fit, CodecError.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, inner: torch.optim.Optimizer, *, every: int, outer: str | Outer = "nesterov:lr=0.7,momentum=0.9",
+        fragments: int | Sequence[torch.nn.Module] = 1, delay: int = 0, mix: float = 0.0, codec: Given = None,
+    ) -> None:  # fmt: skip
+        named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+        parts = _parts(model, named, fragments)
+        self._schedule, self._mix = Schedule(every, len(parts), delay), mix
+        if not 0 <= mix < 1:
+            raise UsageError(f"DiLoCo: mix={mix!r}: expected the share of its own parameters that a rank keeps, from 0 to below 1")
+        make = _outer(outer) if isinstance(outer, str) else outer
+        api.init()
+        session = api.current_session()
+        choice = _codec_of(chosen(session, codec, "DiLoCo"))
+        number = api.next_number(session, "diloco")
+        broadcast_parameters(model.state_dict(), prefix=f"diloco{number}.")
+        self._fragments = [
+            Fragment(session, f"diloco{number}.{place}", number + place, choice, part, make) for place, part in enumerate(parts)
+        ]
+        self._front = _Front(self._fragments)
+        self.inner, self.steps = inner, 0
+        self._last = 0  # the step after which all ranks were last alike
+        self._hook = inner.register_step_post_hook(self._stepped)
+
+    # a context manager
+
+    def __enter__(self) -> DiLoCo:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is None:
+            self.finish()
+        self._hook.remove()
+
+    def finish(self) -> None:
+        """Take what is under way, and exchange everything once more if steps were taken since: all ranks then have the same parameters. Every rank must call
+        it after as many steps."""
+        for fragment in self._fragments:
+            if fragment.under_way:
+                fragment.take(self._mix)
+        if self.steps > self._last:
+            for fragment in self._fragments:
+                fragment.leave()
+            for fragment in self._fragments:
+                fragment.take(0.0)
+        self._last = self.steps
+
+    # like the inner optimizer
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """A step of the inner optimizer, and what is due after it."""
+        return self.inner.step() if closure is None else self.inner.step(closure)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """The inner optimizer's."""
+        self.inner.zero_grad(set_to_none)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The inner optimizer's, for schedulers."""
+        return self.inner.param_groups
+
+    def state_dict(self) -> dict[str, Any]:
+        """The steps taken, outer parameters, the outer optimizer's state and what codecs keep on this rank: a file for each rank, beside the model's and the
+        inner optimizer's. Every rank must ask, between two steps. Raises UsageError while a fragment is under way."""
+        self._refuse_under_way("state_dict")
+        return {
+            "steps": self.steps, "last": self._last, "fragments": [fragment.state() for fragment in self._fragments],
+            "residuals": self._front.state(),
+        }  # fmt: skip
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from ``state_dict()`` of this rank, in a job of as many ranks with the same fragments. Every rank must call it, with the model's and the inner
+        optimizer's state loaded, too. Raises UsageError for what does not fit."""
+        self._refuse_under_way("load_state_dict")
+        if len(state["fragments"]) != len(self._fragments):
+            raise UsageError(
+                f"DiLoCo: the state is of {len(state['fragments'])} fragments, and this has {len(self._fragments)}; make it with as many"
+            )
+        for fragment, of in zip(self._fragments, state["fragments"], strict=True):
+            if list(of["outer"]) != fragment.names:
+                raise UsageError("DiLoCo: the state's fragments have other parameters; is it another model's, or another list of modules?")
+            fragment.go_on(of)
+        self.steps, self._last = state["steps"], state["last"]
+        self._front.go_on(state["residuals"])
+
+    def _refuse_under_way(self, call: str) -> None:
+        if any(fragment.under_way for fragment in self._fragments):
+            raise UsageError(
+                f"DiLoCo.{call}: a fragment is under way; call it in a step after whose delay nothing travels, or after finish()"
+            )
+
+    def _stepped(self, optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any) -> None:
+        """The inner optimizer has taken a step."""
+        self.steps += 1
+        taken, leaving = self._schedule.taken(self.steps), self._schedule.leaving(self.steps)
+        if taken is not None and self._fragments[taken].under_way:
+            self._fragments[taken].take(self._mix)
+        if leaving is not None:
+            self._fragments[leaving].leave()
+            if not self._schedule.delay:
+                self._fragments[leaving].take(self._mix)
+        if leaving is not None and len(self._fragments) == 1 and not self._schedule.delay and not self._mix:
+            self._last = self.steps
+
+
+class _Front(FrontEnd[FilledBucket]):
+    """What the exchanges of all fragments are to the session, and to states that are saved."""
+
+    def __init__(self, fragments: Sequence[Fragment]) -> None:
+        kinds = {saved.GRADIENTS if not place else f"fragment {place}": fragment.exchange for place, fragment in enumerate(fragments)}
+        super().__init__(fragments[0].exchange)
+        self.kinds = dict(kinds)
+
+    @property
+    def keeps_mean(self) -> bool:
+        return False
+
+    def check_leaving(self) -> None:
+        raise UsageError("suspend(): DiLoCo cannot go on in a job of another size; save its state, and start a new job")
+
+
+def local_sgd(model: torch.nn.Module, inner: torch.optim.Optimizer, *, every: int, codec: Given = None) -> DiLoCo:
+    """LocalSGD: every rank trains by itself, and goes on from the mean of all after every ``every``-th step. See ``DiLoCo``."""
+    return DiLoCo(model, inner, every=every, outer="average", codec=codec)
+
+
+def _outer(text: str) -> Outer:
+    """Raises UsageError for a rule that is no outer step."""
+    rule = UpdateRule.parse(text)
+    if rule.name == "add" or not rule.in_rounds:
+        raise UsageError(
+            f"DiLoCo: outer={text!r}: expected average, or nesterov with lr and momentum, or a function that makes an optimizer"
+        )
+    if rule.name == "average":
+        return lambda tensors: torch.optim.SGD(tensors, lr=1.0)
+    return lambda tensors: torch.optim.SGD(tensors, lr=rule.lr, momentum=rule.momentum, nesterov=rule.momentum > 0)
+
+
+def _parts(
+    model: torch.nn.Module, named: Sequence[tuple[str, torch.Tensor]], fragments: int | Sequence[torch.nn.Module]
+) -> list[dict[str, torch.Tensor]]:
+    """The parameters of each fragment. Raises UsageError."""
+    if not named:
+        raise UsageError("DiLoCo: the model has no parameters that require a gradient")
+    if isinstance(fragments, int):
+        if fragments > len(named):
+            raise UsageError(f"DiLoCo: {fragments} fragments of {len(named)} parameters; choose at most as many")
+        return divided(named, max(fragments, 1)) if fragments else []
+    left, parts = dict(named), []
+    for place, module in enumerate(fragments):
+        own = {id(parameter) for parameter in module.parameters()}
+        part = {name: parameter for name, parameter in left.items() if id(parameter) in own}
+        if not part:
+            raise UsageError(
+                f"DiLoCo: fragment {place}, a {type(module).__name__}, has no trained parameters of the model that are in no fragment before it"
+            )
+        parts.append(part)
+        left = {name: parameter for name, parameter in left.items() if name not in part}
+    return [*parts, left] if left else parts
+
+
+def _codec_of(choice: Choice) -> Choice:
+    """Raises UsageError for a plan, which is of gradients of every step."""
+    if choice.auto or choice.plan is not None or choice.awaited:
+        raise UsageError("DiLoCo takes a codec: plans (PSGC_PLAN, auto) are of gradients that are exchanged in every step")
+    return choice

@@ -1,0 +1,42 @@
+"""Which fragment leaves after which step, and when its mean is taken: every rank follows it by counting its own steps. Pure.
+
+Fragment p of P leaves after every step whose number is p' modulo ``every``, where p' = (p + 1) every / P, rounded down; with one fragment, after every
+``every``-th step. Its mean is taken ``delay`` steps later. Invariant: a fragment is taken before it leaves again, and fragments leave in one order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from psgc.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """every: steps between two exchanges of a fragment; fragments: how many; delay: steps from its leaving until its mean is taken. Raises UsageError for
+    numbers that do not fit each other."""
+
+    every: int
+    fragments: int = 1
+    delay: int = 0
+
+    def __post_init__(self) -> None:
+        if self.every < 1 or self.fragments < 1 or self.delay < 0:
+            raise UsageError(
+                f"DiLoCo: every={self.every}, fragments={self.fragments}, delay={self.delay}: expected at least 1 step and 1 fragment, and a delay of 0 or more"
+            )
+        if self.fragments > self.every:
+            raise UsageError(f"DiLoCo: {self.fragments} fragments, each exchanged every {self.every} steps: choose every >= fragments")
+        if self.delay >= self.every:
+            raise UsageError(f"DiLoCo: a delay of {self.delay} steps, but a fragment leaves again after {self.every}; choose delay < every")
+
+    def leaving(self, step: int) -> int | None:
+        """The fragment that leaves after the step with this number, from 1 on."""
+        return next((each for each in range(self.fragments) if (step - self._place(each)) % self.every == 0), None)
+
+    def taken(self, step: int) -> int | None:
+        """The fragment whose mean is taken after this step, before another leaves."""
+        return self.leaving(step - self.delay) if step > self.delay else None
+
+    def _place(self, fragment: int) -> int:
+        return (fragment + 1) * self.every // self.fragments

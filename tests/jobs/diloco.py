@@ -1,0 +1,125 @@
+"""A worker that trains a small model by DiLoCo, and beside it by a loop that does the same by hand. Run by tests.
+
+Prints a line for each run: its name, a digest of this rank's parameters at the end, and how far they are from those of the loop.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+from typing import Any
+
+import torch
+from torch import nn
+
+import psgc.torch as psgc
+
+STEPS = 17
+
+
+def model_of(seed: int) -> nn.Sequential:
+    torch.manual_seed(seed)  # ranks begin differently: rank 0's parameters count
+    return nn.Sequential(nn.Linear(12, 40), nn.Tanh(), nn.Linear(40, 40), nn.Tanh(), nn.Linear(40, 5))
+
+
+def inner_step(model: nn.Module, optimizer: Any, draw: torch.Generator) -> float:
+    x = torch.randn(16, 12, generator=draw)
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), x[:, :5].argmax(1))
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+def by_hand(name: str, every: int, parts: list[list[int]], delay: int, mix: float, outer: str) -> list[torch.Tensor]:
+    """The published algorithm, with means that everybody waits for; taken as late as they are to come."""
+    model = model_of(0)
+    inner, draw = torch.optim.AdamW(model.parameters(), lr=1e-2), torch.Generator().manual_seed(psgc.rank())
+    local = list(model.parameters())
+    globals_ = [nn.Parameter(parameter.detach().clone()) for parameter in local]
+    settings = {"lr": 1.0} if outer == "average" else {"lr": 0.7, "momentum": 0.9, "nesterov": True}
+    optimizers = [torch.optim.SGD([globals_[i] for i in part], **settings) for part in parts]
+    waiting: dict[int, list[torch.Tensor]] = {}
+
+    def leave(part: int) -> None:
+        waiting[part] = [psgc.push_pull(globals_[i].detach() - local[i].detach(), name=f"{name}.{i}") for i in parts[part]]
+
+    def take(part: int, keep: float) -> None:
+        for i, mean in zip(parts[part], waiting.pop(part), strict=True):
+            globals_[i].grad = mean
+        optimizers[part].step()
+        with torch.no_grad():
+            for i in parts[part]:
+                local[i].copy_(globals_[i] + keep * (local[i] - globals_[i]))
+
+    at = [(part + 1) * every // len(parts) % every for part in range(len(parts))]
+    for step in range(1, STEPS + 1):
+        inner_step(model, inner, draw)
+        for part in [part for part in waiting if (step - delay) % every == at[part]]:
+            take(part, mix)
+        for part in [part for part in range(len(parts)) if step % every == at[part]]:
+            leave(part)
+            if not delay:
+                take(part, mix)
+    for part in list(waiting):
+        take(part, mix)
+    if not (len(parts) == 1 and STEPS % every == 0):
+        for part in range(len(parts)):
+            leave(part)
+        for part in range(len(parts)):
+            take(part, 0.0)
+    return [parameter.detach() for parameter in local]
+
+
+def diloco(
+    codec: str, every: int, fragments: int, delay: int, mix: float, outer: str, resumed: bool = False
+) -> tuple[list[torch.Tensor], list[float]]:
+    model = model_of(psgc.rank())
+    inner, draw = torch.optim.AdamW(model.parameters(), lr=1e-2), torch.Generator().manual_seed(psgc.rank())
+    losses = []
+    settings: Any = {"every": every, "outer": outer, "fragments": fragments, "delay": delay, "mix": mix, "codec": codec}
+    with psgc.DiLoCo(model, inner, **settings) as outside:
+        for _ in range(STEPS // 2 if resumed else STEPS):
+            losses.append(inner_step(model, inner, draw))
+        if resumed:
+            saved = outside.state_dict(), {name: value.clone() for name, value in model.state_dict().items()}, inner.state_dict()
+    if resumed:
+        model = model_of(9)
+        inner = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        with psgc.DiLoCo(model, inner, **settings) as outside:
+            model.load_state_dict(saved[1])
+            inner.load_state_dict(saved[2])
+            outside.load_state_dict(saved[0])
+            for _ in range(STEPS - STEPS // 2):
+                losses.append(inner_step(model, inner, draw))
+    return [parameter.detach() for parameter in model.parameters()], losses
+
+
+def tell(name: str, trained: tuple[list[torch.Tensor], list[float]], wanted: list[torch.Tensor] | None = None) -> None:
+    parameters, losses = trained
+    digest = hashlib.sha256(b"".join(parameter.numpy().tobytes() for parameter in parameters)).hexdigest()[:12]
+    off = max(float((own - its).abs().max()) for own, its in zip(parameters, wanted, strict=True)) if wanted else -1.0
+    print(f"{name} {digest} {off:.2e} {losses[0]:.3f} {losses[-1]:.3f}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--codecs", nargs="*", default=[])
+    given = parser.parse_args()
+    psgc.init()
+    everything = [list(range(6))]
+    three = [[0, 1], [2], [3, 4, 5]]
+    for name, every, parts, delay, mix, outer in (
+        ("local-sgd", 4, everything, 0, 0.0, "average"),
+        ("diloco", 5, everything, 0, 0.0, "nesterov"),
+        ("streaming", 6, three, 2, 0.25, "nesterov"),
+    ):
+        wanted = by_hand(name, every, parts, delay, mix, outer)
+        tell(name, diloco("none", every, len(parts), delay, mix, outer), wanted)
+    for codec in given.codecs:
+        tell(f"{codec}-whole", diloco(codec, 4, 1, 0, 0.0, "nesterov"))
+        tell(f"{codec}-resumed", diloco(codec, 4, 1, 0, 0.0, "nesterov", resumed=True))
+    psgc.shutdown()
+
+
+main()
