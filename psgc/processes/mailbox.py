@@ -32,8 +32,7 @@ class Mailbox:
     def wake(self) -> None:
         """Make the owner's poll return."""
         self._woken = True
-        if self._fd >= 0:
-            os.eventfd_write(self._fd, 1)
+        os.eventfd_write(self._fd, 1)
 
     def drain(self, turn_s: float) -> Iterator[Call]:
         """The calls that have come, oldest first, for at most ``turn_s`` seconds. If some are left then, or come meanwhile, the next poll returns
@@ -49,9 +48,7 @@ class Mailbox:
                 return
 
     def __del__(self) -> None:
-        self.close()  # not before: any thread that has this object may still write to it
-
-    def close(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+        with contextlib.suppress(AttributeError):  # there was no descriptor left for it
+            os.close(
+                self._fd
+            )  # not before: any thread that has this object may still write to it, and by then the number may be another file's

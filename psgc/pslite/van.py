@@ -187,7 +187,6 @@ class Van:
     def _close(self) -> None:
         for each in (self._router, *self._dealers.values()):
             each.close()
-        self._mailbox.close()
         self._context.term()  # waits for what was sent, for LINGER at most
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -98,6 +99,15 @@ def test_workers_push_and_pull_values_of_any_length_and_meet_at_barriers() -> No
                 kv[0].push((), b"")
             with pytest.raises(UsageError, match="request 77 is unknown"):
                 kv[0].wait(77)
+
+
+def test_a_call_to_an_office_that_has_ended_is_written_to_no_other_file() -> None:
+    """Its descriptor stays its own: whoever stops it may still be writing when its thread has ended, and the number may be another file's by then."""
+    with job(1, 1) as (offices, _):
+        pass
+    mailbox = offices[0]._van._mailbox
+    mailbox.put(lambda: None)
+    assert os.readlink(f"/proc/self/fd/{mailbox.fileno()}") == "anon_inode:[eventfd]"
 
 
 def test_strangers_messages_are_dropped_and_the_job_goes_on(caplog: pytest.LogCaptureFixture) -> None:

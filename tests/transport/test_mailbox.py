@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import select
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -13,10 +13,8 @@ from psgc.processes.mailbox import Mailbox
 
 
 @pytest.fixture
-def mailbox() -> Iterator[Mailbox]:
-    mailbox = Mailbox()
-    yield mailbox
-    mailbox.close()
+def mailbox() -> Mailbox:
+    return Mailbox()
 
 
 def ready(mailbox: Mailbox) -> bool:
