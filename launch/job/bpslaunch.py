@@ -66,8 +66,9 @@ def main() -> None:
     sys.exit(launch(sys.argv[1:], os.environ))
 
 
-def launch(command: list[str], env: Mapping[str, str], verdict: Verdict | None = None) -> int:
-    """Run this machine's roles to their end. Wrong usage is one line on stderr and status 2. verdict: gets why the job failed, in place of stderr."""
+def launch(command: list[str], env: Mapping[str, str], verdict: Verdict | None = None, prefix: bool = True) -> int:
+    """Run this machine's roles to their end. Wrong usage is one line on stderr and status 2. verdict: gets why the job failed, in place of stderr.
+    prefix: whether lines of several processes begin with their names."""
     try:
         if command[:1] == [AS_BYTEPS]:
             command, env = command[1:], {**env, **found_as_byteps(env)}
@@ -85,7 +86,7 @@ def launch(command: list[str], env: Mapping[str, str], verdict: Verdict | None =
             if not _one_machine(full):
                 await_the_end(Config.from_env(of_machine(full), role=roles[-1]), "scheduler" in roles)
 
-        return run_again(lambda more: _run(roles, command, {**full, **more}, verdict), restarts_of(full), "psgc-launch", between)
+        return run_again(lambda more: _run(roles, command, {**full, **more}, verdict, prefix), restarts_of(full), "psgc-launch", between)
     except PsgcError as error:
         status = 2 if isinstance(error, (CodecError, ConfigError, UsageError)) else 1
         if verdict is None:
@@ -95,13 +96,13 @@ def launch(command: list[str], env: Mapping[str, str], verdict: Verdict | None =
         return status
 
 
-def _run(roles: Sequence[str], command: list[str], env: Mapping[str, str], verdict: Verdict | None) -> int:
+def _run(roles: Sequence[str], command: list[str], env: Mapping[str, str], verdict: Verdict | None, prefix: bool) -> int:
     """Run this machine's roles once."""
     if _one_machine(env):
         return _run_machine(roles, command, env)
     if roles == ("scheduler",):
         return run_role("scheduler", env)
-    return _run_members(roles, command, {"PSGC_OUTLET": own_outlet(), **env}, verdict)
+    return _run_members(roles, command, {"PSGC_OUTLET": own_outlet(), **env}, verdict, prefix)
 
 
 def roles_of(env: Mapping[str, str]) -> tuple[str, ...]:
@@ -196,7 +197,9 @@ def _cores(env: Mapping[str, str], size: int) -> list[list[int]]:
     return cores
 
 
-def _run_members(roles: Sequence[str], command: list[str], env: Mapping[str, str], verdict: Verdict | None = None) -> int:
+def _run_members(
+    roles: Sequence[str], command: list[str], env: Mapping[str, str], verdict: Verdict | None = None, prefix: bool = True
+) -> int:
     """Run this machine's members as children: a server's memory outlives it in this process, and whichever fails, all are ended."""
     workers, env = "worker" in roles, {**env, "DMLC_ROLE": roles[-1]}
     size = local_size(env) if workers else 0
@@ -221,7 +224,7 @@ def _run_members(roles: Sequence[str], command: list[str], env: Mapping[str, str
     # On one node the services end once the workers have; of several, other nodes' workers may still need them.
     ends_with_workers = own.nodes == 1
     with Supervisor(
-        "psgc-launch", count > 1, Patience.of(own), absent=None if alone or not workers else absent, verdict=verdict
+        "psgc-launch", prefix and count > 1, Patience.of(own), absent=None if alone or not workers else absent, verdict=verdict
     ) as supervisor:
         role = [sys.executable, "-m", "psgc.launch.job.role"]
         if "scheduler" in roles:
