@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from psgc.launch.supervision.noting_relay import NotingRelay
 from psgc.launch.supervision.relay import MAX_LINE_BYTES, Relay, coloured
 
 
@@ -108,3 +109,33 @@ def test_a_reader_that_is_gone_is_told_to_whoever_feeds() -> None:
 
 def test_names_have_colours_of_their_own() -> None:
     assert len({coloured("[a]", i) for i in range(8)}) == 8
+
+
+def noting(prefix: str | None = "[b]") -> tuple[NotingRelay, io.BytesIO, list[str]]:
+    out, notes = io.BytesIO(), []  # type: ignore[var-annotated]
+    return NotingRelay(prefix, out, notes.append), out, notes
+
+
+def test_notes_for_the_launcher_are_not_passed_on_however_they_are_cut() -> None:
+    whole = b"\x1epsgc hello\none\n\x1epsgc end\ntwo \x1epsgc is text here\nthree"
+    for cut in range(len(whole)):
+        relay, out, notes = noting()
+        relay.feed(whole[:cut])
+        relay.feed(whole[cut:])
+        relay.finish()
+        assert notes == ["hello", "end"]
+        assert out.getvalue() == b"[b] one\n[b] two \x1epsgc is text here\n[b] three\n"
+
+
+def test_what_ssh_says_of_a_connection_that_does_not_come_about_is_kept_for_the_launchers_own_line() -> None:
+    relay, out, _ = noting()
+    relay.feed(b"banner\nssh: connect to host b port 22: Connection refused\n")
+    relay.finish()
+    assert (out.getvalue(), relay.words.line) == (b"", "ssh: connect to host b port 22: Connection refused")
+
+
+def test_what_came_before_the_first_note_is_passed_on_after_it() -> None:
+    relay, out, notes = noting(None)
+    relay.feed(b"banner\n")
+    relay.feed(b"\x1epsgc hello\nline\n")
+    assert (out.getvalue(), notes) == (b"banner\nline\n", ["hello"])
