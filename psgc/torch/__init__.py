@@ -24,6 +24,7 @@ from psgc.torch.session.api import (
     suspend,
 )  # fmt: skip
 from psgc.torch.session.speed import get_pushpull_speed
+from psgc.torch.tensors.among import reduce
 from psgc.torch.tensors.broadcast import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from psgc.torch.tensors.compression import Compression
 from psgc.torch.tensors.functions import register_functions
@@ -71,6 +72,7 @@ __all__ = [
     "push_pull_group_sync_inplace",
     "push_pull_inplace",
     "rank",
+    "reduce",
     "register_functions",
     "resume",
     "saving",

@@ -107,14 +107,15 @@ class TensorExchange:
     """A fixed list of tensors, as broadcasts and groups of push_pulls have. Making it waits until every rank has declared the same."""
 
     def __init__(self, session: Session, declaration: Declaration) -> None:
-        self._session, self._buckets = session, FilledBucket.all_of(session.declare(declaration))
+        made = FilledBucket.all_of(session.declare(declaration))
+        self._session, self._buckets = session, [bucket for bucket in made if bucket.bucket.is_of(session.rank)]
 
-    def run(self, tensors: Sequence[torch.Tensor], *, skip: bool = False) -> None:
+    def run(self, tensors: Sequence[torch.Tensor], *, skip: bool = False, first: int = 0) -> None:
         """One step: on return each tensor holds what the declaration makes of all ranks' (the mean, the sum, the root's). skip: this rank has nothing to
-        add."""
+        add. first: the number of the first tensor among the declaration's."""
         for bucket in self._buckets:
             for index in bucket.bucket.tensors:
-                bucket.put(index, tensors[index], takes_part=not skip)
+                bucket.put(index, tensors[index - first], takes_part=not skip)
             bucket.bind()
             bucket.send(self._session)
         self._session.wait([bucket.ticket for bucket in self._buckets if bucket.ticket is not None])

@@ -1,0 +1,17 @@
+"""``reduce``: means and sums among groups of ranks. Real processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+
+@pytest.mark.parametrize("servers", [1, 0])
+def test_each_group_has_its_own_means_and_sums_and_bad_groups_are_told(make_job: Callable[..., Any], servers: int) -> None:
+    for text in make_job(nodes=4, servers=servers).said(job="reduces.py"):
+        told = dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
+        assert told["overlap"] == "reduce: groups [0, 1], [1, 2]: expected ranks from 0 to 3, each in one group at most, and no empty group"
+        assert told["absent"] == "reduce: groups [0, 4]: expected ranks from 0 to 3, each in one group at most, and no empty group"
+        assert told["again"] == "reduce: 'gradients' was of other tensors, groups or codecs before; give each reduction its own name"
