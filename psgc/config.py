@@ -121,6 +121,7 @@ class Config:
     notes: tuple[str, ...] = ()  # warnings about names that are unknown, or without effect here
     meeting_place: str = ""  # MASTER_ADDR, where nothing else names the scheduler
     embedded: bool = False  # the workers start the scheduler and the servers themselves
+    scheduler_listens: bool = False  # it did before this process began to join: if nobody listens at its address, it has ended
     torchrun: bool = False  # torchrun's agent has started this process
     lonely: str = ""  # why a worker that is alone by these settings was hardly meant to be
 

@@ -57,6 +57,12 @@ class Admission:
             return Sign(f"gave up after {waited:.0f} s (PSGC_REGISTER_TIMEOUT_S) of waiting for {self._awaited(now)}", gone=True)
         if self._life.up and now - self._life.last_seen < config.silence_s + 2 * config.heartbeat_s:
             return None  # the scheduler has said who is missing, or will soon
+        if config.scheduler_listens and not self._life.up and self._life.refused(now):
+            return Sign(
+                f"the scheduler at {config.root_endpoint} is gone: it was started, and nobody listens there any more; it, or a server beside it, has ended "
+                f"before the job was complete: look at the log of rank 0's node",
+                gone=True,
+            )
         due = self._named.due(now, config.silence_s)
         return Sign(f"waiting for {self._awaited(now, f', for {waited:.0f} s so far')}") if due else None
 

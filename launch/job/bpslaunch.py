@@ -17,6 +17,7 @@ from psgc.launch.job.clusters import completed
 from psgc.launch.job.cores import cores_of_ranks, described, near_memory
 from psgc.launch.job.devices import local_size, seen_devices
 from psgc.launch.job.interpreter import check_command, note_on, words_of
+from psgc.launch.job.node_addresses import address_of
 from psgc.launch.job.restarts import await_the_end, restarts_of, run_again
 from psgc.launch.job.role import run_role
 from psgc.launch.job.run import run_job
@@ -75,6 +76,8 @@ def launch(command: list[str], env: Mapping[str, str], verdict: Verdict | None =
         if command and command[0].startswith("-"):
             raise UsageError(f"no such option {command[0]}; everything but the command comes from the environment: see psgc-launch --help")
         found = completed(env, socket.gethostname())
+        if found.source == "Slurm" and (node := found.settings.get("DMLC_PS_ROOT_URI", "")):
+            found.settings["DMLC_PS_ROOT_URI"] = address_of(node)
         full = {**env, **found.settings}
         roles = roles_of(full)
         if found.settings:

@@ -12,6 +12,7 @@ import pytest
 
 from psgc.errors import ConfigError
 from psgc.launch.job.clusters import completed, hosts_of
+from psgc.launch.job.node_addresses import address_of, node_addr
 
 STEPS = str(Path(__file__).parent.parent / "jobs" / "steps.py")
 SLURM = {"SLURM_JOB_ID": "3", "SLURM_STEP_ID": "1", "SLURM_STEP_NUM_NODES": "4", "SLURM_STEP_NUM_TASKS": "4", "SLURM_NODEID": "2",
@@ -42,6 +43,23 @@ def test_slurm_gives_every_node_its_part() -> None:
     )
     with pytest.raises(ConfigError, match=r"8 tasks on 4 node\(s\): start one psgc-launch on each node, `srun --ntasks-per-node=1"):
         completed({**SLURM, "SLURM_STEP_NUM_TASKS": "8"}, "gpu01")
+
+
+SHOWN = """NodeName=n1 Arch=x86_64 CoresPerSocket=1
+   CPUAlloc=0 CPUEfctv=1 CPUTot=1 CPULoad=0.99
+   NodeAddr=10.3.0.7 NodeHostName=ip-10-3-0-7 Port=17001 Version=22.05.8
+"""
+
+
+def test_a_node_whose_name_is_no_hosts_name_is_reached_at_the_address_that_slurm_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(f"#!/bin/sh\n[ \"$*\" = 'show node n1.invalid' ] && cat <<'END'\n{SHOWN}END\n")
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert node_addr(SHOWN) == "10.3.0.7" == address_of("n1.invalid")
+    assert (address_of("localhost"), address_of("other.invalid"), node_addr("")) == ("localhost", "other.invalid", "")
 
 
 def test_pods_of_a_pytorch_job_are_nodes() -> None:

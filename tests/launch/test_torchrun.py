@@ -170,6 +170,18 @@ def test_any_process_killed_ends_the_job_everywhere_and_leaves_nothing(hosts: Ca
     assert re.search(said, group.text), group.text
 
 
+@pytest.mark.timeout(600)
+def test_a_server_killed_before_all_workers_are_there_ends_the_job_too(hosts: Callable[..., Hosts], tmp_path: Path) -> None:
+    (tmp_path / "late.py").write_text("import os, time, psgc.torch as psgc\nif os.environ['RANK'] == '1': time.sleep(1000)\npsgc.init()\n")
+    group = hosts(1, 2, str(tmp_path / "late.py"))
+    group.await_lines("started a scheduler", 1)
+    os.kill(group.processes("role server")[0], signal.SIGKILL)
+    assert group.end() == [1], group.text
+    assert re.search("psgc: (.* is gone: it was started, and nobody listens there any more|.*server 0 .*(died|ended))", group.text), (
+        group.text
+    )
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(20))
 def test_random_kills_leave_nothing(hosts: Callable[..., Hosts], seed: int) -> None:

@@ -84,8 +84,8 @@ class Embedded:
         if found.error:
             raise JobFailed(found.error)
         complete = replace(
-            config, embedded=False, root_host=found.host, root_port=found.port, job=found.job, servers=found.servers, token=self._token(found),
-            meeting_place="",
+            config, embedded=False, scheduler_listens=True, root_host=found.host, root_port=found.port, job=found.job, servers=found.servers,
+            token=self._token(found), meeting_place="",
         )  # fmt: skip
         if first and config.node > 0:
             self._start_services(complete)
