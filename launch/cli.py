@@ -25,6 +25,7 @@ from psgc.launch.verbs import (
     profile,
     run,
     simulate,
+    slurm,
     top,
     trace_merge,
     trace_show,
@@ -46,6 +47,7 @@ class Verb:
 
 VERBS: Final = (  # in the order of the help
     Verb("run", run.run, ends_with_command=True),
+    Verb("slurm", slurm.slurm, ends_with_command=True),
     Verb("doctor", doctor.doctor),
     Verb("codecs", codecs.codecs),
     Verb("warm", warm.warm),

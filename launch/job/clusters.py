@@ -105,11 +105,22 @@ def _index(env: Mapping[str, str], hostname: str) -> dict[str, str]:
 def _together(env: Mapping[str, str], nodes: int, node: int, host: str, port: int) -> dict[str, str]:
     """Every node runs its workers and servers, and node 0 the scheduler, unless the user has put it elsewhere."""
     here = node == 0 and not _set(env, "DMLC_PS_ROOT_URI")
+    servers = _shared_servers(env, nodes, node)
+    joint = JOINT if servers.get("PSGC_LOCAL_SERVERS") != "0" else "worker"
     return {
-        "DMLC_ROLE": f"scheduler,{JOINT}" if here else JOINT, "DMLC_NUM_WORKER": str(nodes), "DMLC_WORKER_ID": str(node),
+        "DMLC_ROLE": f"scheduler,{joint}" if here else joint, "DMLC_NUM_WORKER": str(nodes), "DMLC_WORKER_ID": str(node),
         "DMLC_NUM_SERVER": str(nodes * int(_first(env, "PSGC_LOCAL_SERVERS") or max(1, named(env)))), "DMLC_PS_ROOT_PORT": str(port),
-        **({"DMLC_PS_ROOT_URI": host} if host else {}),
+        **({"DMLC_PS_ROOT_URI": host} if host else {}), **({} if joint == "worker" else servers),
     }  # fmt: skip
+
+
+def _shared_servers(env: Mapping[str, str], nodes: int, node: int) -> dict[str, str]:
+    """This node's share of DMLC_NUM_SERVER, where that is all that the user has said of servers."""
+    total = _first(env, "DMLC_NUM_SERVER")
+    if not total.isdigit() or _set(env, "PSGC_LOCAL_SERVERS", "DMLC_SERVER_ID", "PSGC_INTERFACES", "DMLC_ROLE"):
+        return {}
+    share, more = divmod(int(total), nodes)
+    return {"PSGC_LOCAL_SERVERS": str(share + (node < more)), "DMLC_SERVER_ID": str(node * share + min(node, more))}
 
 
 def hosts_of(text: str) -> list[str]:

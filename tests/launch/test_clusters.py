@@ -45,6 +45,17 @@ def test_slurm_gives_every_node_its_part() -> None:
         completed({**SLURM, "SLURM_STEP_NUM_TASKS": "8"}, "gpu01")
 
 
+@pytest.mark.parametrize(("total", "roles"), [
+    (2, ["scheduler,server,worker", "server,worker", "worker", "worker"]), (0, ["scheduler,worker", "worker", "worker", "worker"]),
+])  # fmt: skip
+def test_nodes_share_the_servers_that_are_asked_for_in_all(total: int, roles: list[str]) -> None:
+    found = [completed({**SLURM, "SLURM_NODEID": str(node), "DMLC_NUM_SERVER": str(total)}, f"gpu0{node}").settings for node in range(4)]
+    assert [settings["DMLC_ROLE"] for settings in found] == roles
+    assert sum(int(settings.get("PSGC_LOCAL_SERVERS", "0")) for settings in found) == total
+    five = [completed({**SLURM, "SLURM_NODEID": str(node), "DMLC_NUM_SERVER": "6"}, f"gpu0{node}").settings for node in range(4)]
+    assert [(one["DMLC_SERVER_ID"], one["PSGC_LOCAL_SERVERS"]) for one in five] == [("0", "2"), ("2", "2"), ("4", "1"), ("5", "1")]
+
+
 SHOWN = """NodeName=n1 Arch=x86_64 CoresPerSocket=1
    CPUAlloc=0 CPUEfctv=1 CPUTot=1 CPULoad=0.99
    NodeAddr=10.3.0.7 NodeHostName=ip-10-3-0-7 Port=17001 Version=22.05.8
