@@ -25,7 +25,7 @@ from psgc.errors import CodecError, ConfigError, PsgcError, UsageError
 from psgc.launch.job.bpslaunch import AS_BYTEPS
 from psgc.launch.job.hostfile import Host
 from psgc.launch.job.placing import Place
-from psgc.launch.job.remote import LIFE_S
+from psgc.launch.job.remote import LIVES
 from psgc.launch.job.run import NOT_INHERITED
 from psgc.launch.supervision.blame import Weight
 from psgc.launch.supervision.child import Child
@@ -170,10 +170,11 @@ def run_hosts(command: Sequence[str], places: Sequence[Place], way: Way, *, code
                     "env": {**shared, **root, **_own(remote.place)},
                     "folder": way.folder,
                     "prefix": way.prefix,
+                    "dead_s": config.dead_s,
                     "command": words if remote.place.node >= 0 else [],
                 }
             )
-        return _watch(supervisor, remotes)
+        return _watch(supervisor, remotes, config.dead_s / LIVES)
 
 
 @contextlib.contextmanager
@@ -201,8 +202,8 @@ def _await_hellos(supervisor: Supervisor, remotes: Sequence[_Remote], start_s: f
         raise PsgcError(f"run: {'; '.join(filter(None, wrong))}")
 
 
-def _watch(supervisor: Supervisor, remotes: Sequence[_Remote]) -> int:
-    """See the job to its end."""
+def _watch(supervisor: Supervisor, remotes: Sequence[_Remote], life_s: float) -> int:
+    """See the job to its end. life_s: from one sign of life to the next."""
     alive_at = time.monotonic()
 
     def turned() -> None:
@@ -212,9 +213,9 @@ def _watch(supervisor: Supervisor, remotes: Sequence[_Remote]) -> int:
                 weight, text, status = remote.learned.pop(0)
                 if not supervisor.interrupted:  # else it has ended because we told it to
                     supervisor.blame.learn(number, weight, f"{remote.name}: {text}", status)
-            if time.monotonic() > alive_at + LIFE_S:
+            if time.monotonic() > alive_at + life_s:
                 remote.live()
-        if time.monotonic() > alive_at + LIFE_S:
+        if time.monotonic() > alive_at + life_s:
             alive_at = time.monotonic()
 
     return supervisor.run(turned)

@@ -1,6 +1,6 @@
 """``python -m psgc.launch.job.remote``: one host's part of a job that ``psgc run --hostfile`` starts from another machine, over ssh.
 
-stdin: a line with the order as JSON (settings, the job's secret among them, folder, command); then a line for each signal that is to be passed on, and
+stdin: a line with the order as JSON (settings, the job's secret among them, folder, command, dead_s); then a line for each signal that is to be passed on, and
 empty lines as a sign of life. Its end, or PSGC_DEAD_S of silence, ends everything here: the launcher or the connection is gone. Notes for the launcher are
 lines on stderr that begin with MARK.
 """
@@ -22,8 +22,7 @@ from psgc.launch.job.ranks import free_port
 from psgc.launch.supervision.blame import Weight
 from psgc.launch.supervision.noting_relay import MARK
 
-LIFE_S: Final = 5.0  # the launcher gives a sign of life so often
-DEAD_S: Final = 60.0
+LIVES: Final = 4  # signs of life that the launcher gives within PSGC_DEAD_S
 
 
 def tell(event: str, **more: Any) -> None:
@@ -58,8 +57,7 @@ def _serve(order: dict[str, Any]) -> int:
         )
         return 2
     os.environ["PWD"] = order["folder"]
-    dead_s = float(os.environ.get("PSGC_DEAD_S") or DEAD_S)
-    threading.Thread(target=_listen, args=(dead_s,), daemon=True).start()
+    threading.Thread(target=_listen, args=(order["dead_s"],), daemon=True).start()
 
     def verdict(weight: Weight, text: str, status: int) -> None:
         tell("end", weight=weight, text=text, status=status)
@@ -72,7 +70,7 @@ def _listen(dead_s: float) -> None:
     heard = time.monotonic()
     rest = b""
     while time.monotonic() < heard + dead_s:
-        if not select.select([0], [], [], LIFE_S)[0]:
+        if not select.select([0], [], [], dead_s / LIVES)[0]:
             continue
         data = os.read(0, 4096)
         if not data:
