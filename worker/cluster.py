@@ -180,6 +180,13 @@ class ClusterSession(SessionWithOutcome):
         if not self.outcome.closed:
             self._network.tell_broken(text)
 
+    def memory(self, layout: Layout, bucket: int) -> NDArray[Any] | None:
+        place = self._network.memory(layout, layout.buckets[bucket])
+        if place is None:
+            return None
+        place.populate()
+        return place.bytes
+
     def residuals(self) -> dict[str, NDArray[Any]]:
         kept = [work.kept for work in self._executor.works() if work.kept.keeps_residual]
         return {one.name: np.concatenate([m.residual for m in one.remembered().values() if m.residual is not None]) for one in kept}

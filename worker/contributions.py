@@ -6,10 +6,14 @@ thread carries it. Owns the interface between the two, and the slots.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from psgc.codecs import Scheme
+from psgc.codecs.none import NoneCodec
+from psgc.codecs.scheme import PairScheme
 from psgc.layout import Layout
 from psgc.transport.memory.arena import Arena
 from psgc.transport.memory.segment import Place
@@ -82,17 +86,35 @@ class Contributions:
         payload = self.current[key].payload
         return self._slots[key] if payload is None else Place(None, 0, payload)
 
+    def row(self, keys: Iterable[int]) -> Place | None:
+        """These keys' slots as one place; None where they do not lie one behind the other without a gap, or some are not there."""
+        slots = [self._slots.get(key) for key in keys]
+        row = slots[0]
+        for slot in slots[1:]:
+            if row is None or slot is None or row.segment is not slot.segment or row.offset + row.bytes.nbytes != slot.offset:
+                return None
+            assert row.segment is not None
+            row = Place(row.segment, row.offset, row.segment.view(row.offset, row.bytes.nbytes + slot.bytes.nbytes))
+        return row
+
     def close(self) -> None:
         self._arena.close()
 
 
 def make_slots(layout: Layout, arena: Arena, rank: int = 0) -> dict[int, Slot]:
     """By key, room for each payload that this worker pushes for ``layout``."""
-    slots = {}
-    for bucket, key in layout.served.parts():
-        if rank not in (key.contributors or (rank,)):
-            continue
-        round_ = layout.scheme(bucket).rounds(key.numel)[key.round]
-        initial = round_.pair.pull.payload_bound(round_.numel) if layout.kind == "weights" else 0
-        slots[key.key] = arena.cut(max(round_.pair.push.payload_bound(round_.numel), initial))
+    slots: dict[int, Slot] = {}
+    for _, parts in itertools.groupby(layout.served.parts(), lambda part: part[0].index):
+        sizes: dict[int, int] = {}
+        for bucket, key in parts:
+            if rank in (key.contributors or (rank,)):
+                round_ = layout.scheme(bucket).rounds(key.numel)[key.round]
+                initial = round_.pair.pull.payload_bound(round_.numel) if layout.kind == "weights" else 0
+                sizes[key.key] = max(round_.pair.push.payload_bound(round_.numel), initial)
+        slots |= zip(sizes, arena.cut_row(list(sizes.values())) if sizes else (), strict=True)
     return slots
+
+
+def pushes_elements(scheme: Scheme) -> bool:
+    """Whether what is pushed of a part are its elements as they are, in one round."""
+    return type(scheme) is PairScheme and isinstance(scheme.pair.push, NoneCodec) and scheme.array_dtype == scheme.pair.push.array_dtype

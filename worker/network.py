@@ -18,11 +18,12 @@ import zmq
 from psgc.config import Config
 from psgc.diagnostics.place import main_place
 from psgc.errors import JobFailed, PsgcError
-from psgc.layout import Declaration, Layout
+from psgc.layout import Bucket, Declaration, Layout
 from psgc.observe.worker_trace import worker_trace
 from psgc.processes.checkpoints import SAVES, Watchdog
 from psgc.processes.mailbox import Mailbox
 from psgc.transport.control.voice import PARTS
+from psgc.transport.memory.segment import Place
 from psgc.transport.watch import Watch
 from psgc.wire.frames import Kind
 from psgc.wire.messages import ErrorCode, Topology
@@ -87,6 +88,10 @@ class Network(threading.Thread):
     def in_place(self, key: int) -> bool:
         """See ``Servers``."""
         return self._push_pull.in_place(key)
+
+    def memory(self, layout: Layout, bucket: Bucket) -> Place | None:
+        """See ``Session.memory``."""
+        return self._push_pull.memory(layout, bucket)
 
     def contribute(self, contribution: Contribution) -> None:
         """See ``Servers``."""

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from psgc.config import Config
-from psgc.layout import Layout
+from psgc.layout import Bucket, Layout
 from psgc.observe.worker_trace import WorkerTrace
+from psgc.transport.memory.segment import Place
 from psgc.wire.frames import Header, Kind
 from psgc.wire.messages import Topology
 from psgc.worker.client import Action, Client, Failed, Greet, Measured, Result, Transferred, Transmit
 from psgc.worker.connections.servers import Owner, ServerConnections
-from psgc.worker.contributions import Contribution, Contributions
+from psgc.worker.contributions import Contribution, Contributions, pushes_elements
 from psgc.worker.residuals.transfers import Transfer
 from psgc.worker.tickets import StepTicket
 
@@ -75,6 +76,13 @@ class PushPull:
         """See ``Servers``."""
         assert self.client is not None
         return self.connections.links[self.client.parts[key].place.server].route.transport.copies
+
+    def memory(self, layout: Layout, bucket: Bucket) -> Place | None:
+        """See ``Session.memory``."""
+        keys = [part.key for part in bucket.parts]
+        if bucket.over_groups or not pushes_elements(layout.scheme(bucket)) or all(map(self.in_place, keys)):
+            return None
+        return self.contributions.row(keys)
 
     def contribute(self, contribution: Contribution) -> None:
         """See ``Servers``."""

@@ -156,6 +156,11 @@ class Session(ABC):
         """Like ``fail``, for a collective that broke: the job may end with more than ``text``, because the scheduler knows which ranks have left."""
         self.fail(text)
 
+    def memory(self, layout: Layout, bucket: int) -> NDArray[Any] | None:
+        """Bytes as long as the bucket, in which servers read what a buffer that lies there pushes, without a copy, until the layout is retired; None: no memory
+        is better than a buffer's own."""
+        return None
+
     @abstractmethod
     def residuals(self) -> dict[str, NDArray[Any]]:
         """A copy of this rank's residuals by "layout name/bucket index", float32, of buckets whose codec keeps one."""

@@ -43,6 +43,16 @@ def resident_kb(name: str) -> int:
     return total
 
 
+def test_a_row_lies_in_one_segment_without_gaps_behind_whole_cache_lines() -> None:
+    arena = Arena("test")
+    arena.cut(FIRST_BYTES - 100)
+    row = arena.cut_row([4096, 64, 100, 1])
+    assert len({piece.segment for piece in row}) == 1, "although the first one's rest had room for one of them"
+    assert [piece.offset - row[0].offset for piece in row] == [0, 4096, 4160, 4288]
+    assert arena.cut(1).offset == row[0].offset + 4352
+    arena.close()
+
+
 def test_pieces_are_zero_lie_apart_and_stay_as_they_are_written() -> None:
     arena, draw = Arena("test"), random.Random(0)
     sizes = [draw.choice((0, 1, 63, 64, 65, 4096, 100_000, 3 << 20)) for _ in range(400)]

@@ -39,8 +39,11 @@ class _Slots:
 
 
 class ServedBucket:
-    def __init__(self, layout: Layout, bucket: Bucket, rank: int = 0, arena: Arena | None = None, in_place: bool = False) -> None:
-        self._servers = _Slots(make_slots(layout, arena or Arena("test")), in_place)
+    def __init__(
+        self, layout: Layout, bucket: Bucket, rank: int = 0, arena: Arena | None = None, in_place: bool = False,
+        slots: Mapping[int, Slot] | None = None,
+    ) -> None:  # fmt: skip
+        self._servers = _Slots(slots or make_slots(layout, arena or Arena("test")), in_place)
         self.layout, self.bucket, self.scheme = layout, bucket, layout.scheme(bucket)
         self.work = over_servers(layout, bucket, self._servers, rank)
         self.kept = self.work.kept

@@ -11,6 +11,7 @@ from psgc.errors import DeviceError, PsgcError
 from psgc.layout import Declaration, TensorSpec, build_layout
 from psgc.transport.link import IN_PLACE_BYTES
 from psgc.wire.frames import Flag
+from psgc.worker.contributions import Contributions
 from tests.jobs.array_buffer import ArrayBuffer
 from tests.worker.served_bucket import ServedBucket
 
@@ -84,6 +85,34 @@ def test_a_large_uncompressed_slice_is_its_own_payload_where_servers_take_it_so_
     served.encode(part)
     served.decode(part, Flag.NONE, (3 * before).view(np.uint8))
     assert buffer.array.tobytes() == (3 * before).tobytes(), "a result that came elsewhere is taken from there"
+
+
+def test_slots_of_an_uncompressed_bucket_lie_in_one_row_and_a_gradient_there_is_pushed_and_decoded_in_place() -> None:
+    specs = (TensorSpec("w", (70_001,), "float32"), TensorSpec("b", (3,), "float32"))
+    declaration = Declaration("m", "plan", specs, "none", True, order=(0, 1), used=(0, 1), part_bytes=1 << 16, min_compress_bytes=0)
+    layout = build_layout(declaration, layout_id=1, servers=2, workers=2, used_by_all=frozenset((0, 1)))
+    bucket, contributions = layout.buckets[0], Contributions()
+    contributions.add(layout, 0)
+    keys = [part.key for part in bucket.parts]
+    row = contributions.row(keys)
+    assert row is not None
+    assert row.bytes.size == 4 * bucket.numel
+    assert len(keys) > 2
+    for part in bucket.parts:
+        place = contributions.slot(part.key)
+        assert (place.segment, place.offset) == (row.segment, row.offset + 4 * part.offset)
+    assert contributions.row(keys[::-1]) is None
+    assert contributions.row([*keys, 12345]) is None
+    buffer = ArrayBuffer(row.bytes.view(np.float32))
+    served = ServedBucket(layout, bucket, slots={key: contributions.slot(key) for key in keys})
+    buffer.array[:] = np.arange(bucket.numel)
+    served.begin(buffer)
+    for part in bucket.parts:
+        assert served.encode(part).payload is None, "it lies in its slot"
+        assert served.payload(part, 4 * part.numel).tobytes() == buffer.array[part.offset : part.offset + part.numel].tobytes()
+        served.decode(part, Flag.NONE, np.full(part.numel, 7, np.float32).view(np.uint8))
+    assert (buffer.array == 7).all()
+    contributions.close()
 
 
 def test_a_nan_is_an_error_only_where_that_is_asked_for_and_names_its_tensor() -> None:

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from psgc.codecs import BucketContext, Encoded, Scheme, SchemeState, Stream, parse_scheme
 from psgc.codecs.none import NoneCodec
-from psgc.codecs.scheme import PairScheme
 from psgc.errors import CodecError, DeviceError, LocalProtocolError, PsgcError
 from psgc.layout import Bucket, Layout, Part
 from psgc.layout.building import UNCOMPRESSED
@@ -25,7 +24,7 @@ from psgc.program.ranks import Range
 from psgc.program.steps import Decode, Encode, Program, Serve, Step, Transfer
 from psgc.transport.link import IN_PLACE_BYTES
 from psgc.wire.frames import Flag
-from psgc.worker.contributions import Contribution, Servers, Slot
+from psgc.worker.contributions import Contribution, Servers, Slot, pushes_elements
 from psgc.worker.device import DeviceBucket
 from psgc.worker.executor.control import Agreement, Control
 from psgc.worker.executor.location import Location
@@ -232,9 +231,8 @@ class ServedPart:
 
 def _is_its_payload(scheme: Scheme, part: Part) -> bool:
     """Whether the elements of a slice are what is pushed and what comes back, and enough of them."""
-    pair = scheme.pair if type(scheme) is PairScheme else None
-    plain = pair is not None and isinstance(pair.push, NoneCodec) and isinstance(pair.pull, NoneCodec)
-    return plain and pair is not None and pair.push.payload_bound(part.numel) >= IN_PLACE_BYTES
+    plain = pushes_elements(scheme) and isinstance(scheme.rounds(part.numel)[0].pair.pull, NoneCodec)
+    return plain and scheme.push_bound(part.numel) >= IN_PLACE_BYTES
 
 
 def served_parts(layout: Layout, bucket: Bucket, servers: Servers, rank: int) -> list[ServedPart]:

@@ -34,13 +34,15 @@ class DistributedDataParallel(torch.nn.Module):
     device_ids:        None, or a list of the one device that the module is on; for scripts of BytePS and torch. The module is not moved.
     broadcast_buffers: at each forward in training, buffers (such as batch norm's averages) become rank 0's; not inside ``no_sync``.
     compression:       as of ``DistributedOptimizer``, but not "auto".
+    gradient_as_bucket_view: as of ``DistributedOptimizer``.
     On construction all ranks get rank 0's parameters and buffers. All ranks must run the same number of backwards.
     Raises UsageError for several devices, or a module without anything to train; CodecError.
     """
 
     def __init__(
-        self, module: torch.nn.Module, device_ids: Sequence[Any] | None = None, broadcast_buffers: bool = True, compression: Given = None
-    ) -> None:
+        self, module: torch.nn.Module, device_ids: Sequence[Any] | None = None, broadcast_buffers: bool = True, compression: Given = None,
+        gradient_as_bucket_view: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
         if device_ids is not None and len(device_ids) != 1:
             raise UsageError(
@@ -61,7 +63,7 @@ class DistributedDataParallel(torch.nn.Module):
         broadcast_parameters(module.state_dict(), 0, f"{self._prefix}.")
         amp.install()
         self._gradients = BackwardGradients(
-            GradientExchange(session, self._prefix, choice, turn=number), 1, False, self._parameters_to_watch
+            GradientExchange(session, self._prefix, choice, turn=number), 1, False, self._parameters_to_watch, gradient_as_bucket_view
         )
         self._gradients.watch()
         add_model(self._gradients)

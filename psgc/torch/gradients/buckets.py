@@ -15,8 +15,10 @@ from psgc.errors import UsageError
 from psgc.layout import TensorSpec
 from psgc.torch.gradients.last_mean import LastMean, Noted
 from psgc.torch.gradients.layouts import Declared
+from psgc.torch.gradients.views import move_into_views, move_out
 from psgc.torch.tensors.buffers import TensorsBuffer
 from psgc.torch.tensors.sent import SentBucket, buffer_of
+from psgc.worker.session import Session
 
 
 @dataclass(slots=True, eq=False)
@@ -89,6 +91,13 @@ class Gradient:
         grad = self.parameter.grad
         self.zero = None if grad is None else Noted(grad, grad._version)
 
+    def replace(self, grad: torch.Tensor) -> None:
+        """Have p.grad be ``grad``, to which it has been copied."""
+        before = self.parameter.grad
+        self.seen, self.zero = (None if noted is None else noted.moved(before, grad) for noted in (self.seen, self.zero))
+        self.mean.moved(grad)
+        self.parameter.grad = grad
+
     def reset(self) -> None:
         self.passes, self.backward, self.seen = 0, -1, None
         self.mean.put_back()
@@ -120,14 +129,24 @@ class GradientBucket(SentBucket):
         return made
 
     def release(self) -> None:
+        move_out(self.gradients)
         for gradient in self.gradients:
             gradient.bucket = None
+
+    def give_views(self, session: Session) -> None:
+        """From now on p.grad are views of the bucket's memory, where that saves a copy. Memory that servers read is the session's."""
+        memory = session.memory(self.layout, self.bucket.index)
+        if memory is not None or len(self.gradients) > 1:
+            views = self.buffer.give_views([gradient.parameter for gradient in self.gradients], memory)
+            for gradient, view in zip(self.gradients, views, strict=True):
+                gradient.mean.view = view
 
     @property
     def skip(self) -> bool:
         return all(gradient.seen is None for gradient in self.gradients)
 
     def bind(self) -> None:
+        move_into_views(self.gradients)
         parameters = [gradient.parameter for gradient in self.gradients]
         self.buffer.bind([gradient.parameter.grad for gradient in self.gradients], parameters)
 

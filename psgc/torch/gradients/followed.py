@@ -24,9 +24,10 @@ LOST: Final = "raised before it was over, so that gradients are incomplete; call
 
 
 class Followed:
-    """A list of gradients that only grows: a gradient's index in it stays."""
+    """A list of gradients that only grows: a gradient's index in it stays. as_views: p.grad are to be views of their buckets' memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, as_views: bool = False) -> None:
+        self.as_views = as_views
         self._gradients: list[Gradient] = []
         self._known: dict[int, int] = {}  # indices by the ids of their parameters, which _gradients keeps alive
         self._accumulators: list[Any] = []  # what their hooks need to live

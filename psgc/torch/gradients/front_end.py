@@ -18,6 +18,7 @@ from psgc.torch.gradients.buckets import Gradient, GradientBucket
 from psgc.torch.gradients.exchange import B, GradientExchange
 from psgc.torch.gradients.followed import Followed
 from psgc.torch.gradients.last_step import StepFlags
+from psgc.torch.gradients.layouts import Declared
 from psgc.torch.gradients.linearity import CodecAdvice
 from psgc.torch.gradients.observer import UNOBSERVED
 from psgc.torch.gradients.skips import Skips
@@ -128,11 +129,11 @@ class FrontEnd(api.Member, Generic[B]):
 
 
 class HookedFrontEnd(FrontEnd[GradientBucket]):
-    """Of gradients in p.grad, which autograd's hooks tell of. gradients: those that are followed. backwards: see there."""
+    """Of gradients in p.grad, which autograd's hooks tell of. gradients: those that are followed, ``as_views`` or not. backwards: see there."""
 
-    def __init__(self, exchange: GradientExchange[GradientBucket], passes: int, late: bool) -> None:
+    def __init__(self, exchange: GradientExchange[GradientBucket], passes: int, late: bool, as_views: bool = False) -> None:
         super().__init__(exchange)
-        self.gradients, self.backwards = Followed(), Backwards(passes, late)
+        self.gradients, self.backwards = Followed(as_views), Backwards(passes, late)
 
     @property
     def declared(self) -> bool:
@@ -197,6 +198,11 @@ class HookedFrontEnd(FrontEnd[GradientBucket]):
         """Declare the gradients that are in no layout yet, and wait until every rank has. order, used, fused, awaited_singly: see ``Layouts.declare``."""
         fresh = self.gradients.fresh(self.exchange.declared)
         specs, parameters = tuple(gradient.spec for gradient in fresh), [gradient.parameter for gradient in fresh]
-        self.exchange.declare(
-            lambda layout: GradientBucket.all_of(layout, fresh), specs, parameters, tuple(order), used, fused, awaited_singly
-        )  # fmt: skip
+
+        def made(layout: Declared) -> list[GradientBucket]:
+            buckets = GradientBucket.all_of(layout, fresh)
+            for bucket in buckets if self.gradients.as_views else ():
+                bucket.give_views(self.session)
+            return buckets
+
+        self.exchange.declare(made, specs, parameters, tuple(order), used, fused, awaited_singly)

@@ -25,11 +25,13 @@ class BackwardGradients(HookedFrontEnd):
 
     paused: gradients stay local to this rank, and synchronizing does nothing. It is changed between two steps, on all ranks alike.
     synchronized: no gradient has come since the last step.
-    parameters: the owner's method that gives those which may be new; the owner is held weakly.
+    parameters: the owner's method that gives those which may be new; the owner is held weakly. as_views: as of ``Followed``.
     """
 
-    def __init__(self, exchange: GradientExchange[GradientBucket], passes: int, late: bool, parameters: Callable[[], Parameters]) -> None:
-        super().__init__(exchange, passes, late)
+    def __init__(
+        self, exchange: GradientExchange[GradientBucket], passes: int, late: bool, parameters: Callable[[], Parameters], as_views: bool = False
+    ) -> None:  # fmt: skip
+        super().__init__(exchange, passes, late, as_views)
         self.synchronized = self.paused = False
         self._parameters, self._replays = weakref.WeakMethod(parameters), Replays()
         exchange.written = Written(self.gradients.parameters)

@@ -26,16 +26,25 @@ class Noted:
         """Whether it is the same tensor, and unchanged."""
         return grad is not None and grad._version == self.version and self.same(grad)
 
+    def moved(self, grad: torch.Tensor | None, to: torch.Tensor) -> Noted:
+        """The same of ``to``, to which ``grad`` has been copied, where it was noted of ``grad``."""
+        if grad is None or not self.same(grad):
+            return self
+        tensor = TensorWeakRef(to) if isinstance(self.tensor, TensorWeakRef) else to
+        return Noted(tensor, to._version - (grad._version != self.version))
+
 
 class LastMean:
-    """Of one parameter. aside: a mean that p.grad has made room for, to be added to what comes."""
+    """Of one parameter. aside: a mean that p.grad has made room for, to be added to what comes. view: the place in its bucket's memory that what comes is put
+    into (``views``), if it has one."""
 
-    __slots__ = ("_noted", "_parameter", "aside")
+    __slots__ = ("_noted", "_parameter", "aside", "view")
 
     def __init__(self, parameter: torch.Tensor) -> None:
         self._parameter = parameter
         self._noted: Noted | None = None  # as the last synchronization, or the step on it, left it, held weakly
         self.aside: torch.Tensor | None = None
+        self.view: torch.Tensor | None = None
 
     def note(self) -> None:
         """Remember p.grad as the mean that all ranks have."""
@@ -66,10 +75,14 @@ class LastMean:
     def set_aside(self) -> bool:
         """Set p.grad aside if it is the unchanged mean, so that backward adds to an empty one. True if it was set aside."""
         grad = self._parameter.grad
-        if self._noted is None or not self._noted.still(grad):
+        if grad is None or self._noted is None or not self._noted.still(grad):
             return False
-        self.aside, self._parameter.grad, self._noted = grad, None, None
+        self.aside, self._parameter.grad, self._noted = grad.clone() if grad is self.view else grad, None, None
         return True
+
+    def moved(self, to: torch.Tensor) -> None:
+        """p.grad has been copied to ``to``, and is about to be that."""
+        self._noted = None if self._noted is None else self._noted.moved(self._parameter.grad, to)
 
     def put_back(self) -> None:
         """Add what was set aside to p.grad again."""
@@ -81,4 +94,9 @@ class LastMean:
             self.note()
             return
         with torch.no_grad():
-            self._parameter.grad = aside + grad if aside.requires_grad else aside.add_(grad)
+            if aside.requires_grad:
+                self._parameter.grad = aside + grad
+            elif grad is self.view:
+                grad.add_(aside)
+            else:
+                self._parameter.grad = aside.add_(grad)

@@ -34,9 +34,9 @@ class UnbarrieredGradients(HookedFrontEnd):
 
     def __init__(
         self, exchange: GradientExchange[GradientBucket], passes: int, model: torch.nn.Module, specs: Mapping[torch.Tensor, TensorSpec],
-        apply: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], None],
+        apply: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], None], as_views: bool = False,
     ) -> None:  # fmt: skip
-        super().__init__(exchange, passes, late=True)
+        super().__init__(exchange, passes, late=True, as_views=as_views)
         self._waits = ForwardWaits(model, self.wait)
         self._unawaited: list[torch.Tensor] = []  # parameters that no forward waits for
         for parameter, spec in specs.items():

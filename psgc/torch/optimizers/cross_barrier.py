@@ -31,7 +31,7 @@ USE: Final = "use DistributedOptimizer for it"
 
 def CrossBarrier(  # noqa: N802 - BytePS's name
     model: torch.nn.Module, optimizer: Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None, compression: Given = None,
-    backward_passes_per_step: int = 1, num_steps: int = 10**6,
+    backward_passes_per_step: int = 1, num_steps: int = 10**6, gradient_as_bucket_view: bool = False,
 ) -> Optimizer:  # fmt: skip
     """Make ``optimizer`` average its gradients over all workers, each layer's until that layer's next forward: communication overlaps with the rest of backward
     and with the next forward, and what forward needs first has the highest priority. Returns the same object, now of a subclass of its class.
@@ -46,7 +46,7 @@ def CrossBarrier(  # noqa: N802 - BytePS's name
     model:      whose layers wait: before their forward, also under ``no_grad``, and before ``state_dict()`` and ``load_state_dict()``. Whoever reads a
                 parameter otherwise after step() calls ``optimizer.synchronize()`` before.
     optimizer:  SGD, Adam, AdamW, or any other whose step treats each parameter by itself. An update uses the options (learning rates) of its own step.
-    named_parameters, compression, backward_passes_per_step: as of ``DistributedOptimizer``; no "auto".
+    named_parameters, compression, backward_passes_per_step, gradient_as_bucket_view: as of ``DistributedOptimizer``; no "auto".
     num_steps:  the last step, which ends with all updates applied.
 
     step() sets p.grad to None, as zero_grad() does, because gradients are under way. What needs all gradients of a step at once is refused by UsageError:
@@ -78,7 +78,7 @@ def CrossBarrier(  # noqa: N802 - BytePS's name
     number = api.next_number(session, "crossing")
     exchange: GradientExchange[GradientBucket] = GradientExchange(session, f"crossing{number}", choice, whole=True, turn=number)
     updates = PartialSteps(optimizer)
-    gradients = UnbarrieredGradients(exchange, backward_passes_per_step, model, specs, updates.apply)
+    gradients = UnbarrieredGradients(exchange, backward_passes_per_step, model, specs, updates.apply, gradient_as_bucket_view)
     gradients.advice = CodecAdvice()
     crossing = become(optimizer, CrossBarriered)
     crossing._psgc_crossing, crossing._psgc_updates, crossing._psgc_last = gradients, updates, num_steps

@@ -29,6 +29,7 @@ Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 def DistributedOptimizer(  # noqa: N802 - BytePS's and Horovod's name
     optimizer: Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None, compression: Given = None,
     backward_passes_per_step: int = 1, residuals_follow_lr: bool = False, late_synchronization: bool | None = None,
+    gradient_as_bucket_view: bool = False,
 ) -> Optimizer:  # fmt: skip
     """Make ``optimizer`` average its gradients over all workers before each step. Returns the same object, now of a subclass of its
     class: schedulers and scalers that know it go on working.
@@ -45,6 +46,10 @@ def DistributedOptimizer(  # noqa: N802 - BytePS's and Horovod's name
 
     late_synchronization: True: means are in p.grad not after backward but after ``optimizer.synchronize()``, which step() calls; work between
                       the two overlaps with communication. None: PSGC_LATE_SYNCHRONIZATION, else False.
+
+    gradient_as_bucket_view: True: p.grad are views of the memory that gradients travel from and means come to, as under torch's
+                      DistributedDataParallel, so that they take none beside it (docs/optimizers.md). The means are the same, bit for bit. A
+                      p.grad that a script keeps beyond its step changes with later ones.
 
     Gradients leave during backward, and the backward that completes the step returns with the mean over all ranks in p.grad, to be
     clipped or looked at. A further backward before step() adds the mean of what it has added. All ranks must run the same number of
@@ -71,10 +76,12 @@ def DistributedOptimizer(  # noqa: N802 - BytePS's and Horovod's name
         refuse_lbfgs(optimizer, "asynchronous training")
         if residuals_follow_lr:
             raise UsageError("residuals_follow_lr: under PSGC_ASYNC=1 residuals are of weights, not of gradients; leave it out")
+        if gradient_as_bucket_view:
+            raise UsageError("gradient_as_bucket_view: under PSGC_ASYNC=1 gradients stay on their rank, and are in no bucket; leave it out")
         return make_asynchronous(optimizer, session, names, choice)
     rates = learning_rates(optimizer) if residuals_follow_lr else None
     distributed = become(optimizer, Distributed)
-    distributed._psgc_join(session, names, choice, backward_passes_per_step, rates, late_synchronization)
+    distributed._psgc_join(session, names, choice, backward_passes_per_step, rates, late_synchronization, gradient_as_bucket_view)
     observe(distributed._psgc_gradients.exchange, names)
     distributed._psgc_gradients.advice = CodecAdvice()
     distributed._psgc_gradients.watch()

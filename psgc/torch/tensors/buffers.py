@@ -101,6 +101,7 @@ def _narrow(values: Array) -> Array:
 
 # Where a bucket is encoded, and decoded if elsewhere: on the device that it lies on, if that has the codec's kernels, or as a plan says.
 Where = Literal["", "cpu", "gpu", "gpu/cpu", "cpu/gpu"]
+_PLAIN: Final = (torch.Tensor, torch.nn.Parameter)  # a subclass may make gradients of its own kind
 _FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16)
 _PLANNED: Final[dict[str, Where]] = {"gpu": "gpu", "gpu/cpu": "gpu/cpu", "cpu/gpu": "cpu/gpu"}
 
@@ -220,6 +221,12 @@ class _FlatOnHost:
         self._memory: torch.Tensor | None = None
         self._places: list[torch.Tensor] = []  # of each tensor in the memory
 
+    def lie_in(self, memory: Array | None) -> list[torch.Tensor]:
+        """Use these bytes from now on; None: memory of its own. Returns each tensor's place, whose version is not that of any other."""
+        self._memory = torch.empty(_numel(self._shapes), dtype=self.dtype) if memory is None else torch.from_numpy(memory).view(self.dtype)
+        self._places = _places(self._memory, self._shapes)
+        return [place.data for place in self._places]
+
     def load(self, bound: _Bound, stored: Mapping[torch.device, Event]) -> Array:
         """The tensors' elements. stored: when the last step's results have left the memory. Waits for devices."""
         tensors, engines = bound.tensors, bound.engines
@@ -239,6 +246,8 @@ class _FlatOnHost:
                 for each in engines.values():
                     each.runtime.host_writes(place)
                 as_array(place).fill(0)
+            elif tensor.data_ptr() == place.data_ptr():
+                pass  # it is a view of its place
             elif (engine := bound.engine_of(tensor)) is not None:
                 _from_device(engine, bound.events[tensor.device], tensor, place)
                 copied[tensor.device] = engine
@@ -258,7 +267,9 @@ class _FlatOnHost:
         copied: dict[torch.device, Engine] = {}
         for target, place in zip(targets, self._places, strict=True):
             engine = bound.engine_of(target)
-            if engine is None:
+            if target.data_ptr() == place.data_ptr():
+                pass  # it is a view of its place
+            elif engine is None:
                 copy_elements(place, target)
             else:
                 if target.device not in copied:
@@ -316,6 +327,17 @@ class TensorsBuffer(DeviceBuffer):
         self._host, self._flat = _FlatOnHost(shapes, dtype), _FlatOnDevice(shapes)
         self.skipped = False
         self.made: tuple[torch.Tensor | None, ...] = ()
+        self._views: tuple[torch.Tensor | None, ...] = (None,) * len(shapes)
+
+    def give_views(self, likes: Sequence[torch.Tensor], memory: Array | None) -> tuple[torch.Tensor | None, ...]:
+        """For tensors like these, views of the bucket's elements on the host, that are loaded and stored without a copy; where such a tensor is missing,
+        ``made`` has the view. None for tensors in another order or in another dtype, and where some lie on a device. memory: that the elements are to lie in,
+        if any."""
+        if any(like.device.type != "cpu" for like in likes):
+            return self._views
+        places = self._host.lie_in(memory)
+        self._views = tuple(place if is_like(place, like) else None for place, like in zip(places, likes, strict=True))
+        return self._views
 
     def bind(self, tensors: Sequence[torch.Tensor | None], likes: Sequence[torch.Tensor] | None = None) -> None:
         """Take these tensors for the next step. likes: what a missing tensor is made like; needed only where one is missing."""
@@ -409,12 +431,12 @@ class TensorsBuffer(DeviceBuffer):
 
     def _make_missing(self, engine: Engine | None) -> None:
         made: list[torch.Tensor | None] = []
-        for tensor, like in self._bound.pairs:
+        for view, (tensor, like) in zip(self._views, self._bound.pairs, strict=True):
             own = None if tensor is not None else self._bound.engine_of(like)
             if tensor is not None:
                 made.append(None)
             elif own is None:
-                made.append(torch.empty_like(like))
+                made.append(view if view is not None and is_like(view, like) else torch.empty_like(like))
             else:
                 made.append(_empty_like(own, like, own.compute if engine is not None else own.up))
         self.made = tuple(made)
@@ -422,6 +444,11 @@ class TensorsBuffer(DeviceBuffer):
     def _targets(self) -> list[torch.Tensor]:
         found = (made if tensor is None else tensor for tensor, made in zip(self._bound.tensors, self.made, strict=True))
         return [tensor for tensor in found if tensor is not None]
+
+
+def is_like(view: torch.Tensor, tensor: torch.Tensor) -> bool:
+    """Whether a view can stand for what would be made like ``tensor``."""
+    return tensor.device == view.device and tensor.dtype == view.dtype and tensor.is_contiguous() and type(tensor) in _PLAIN
 
 
 def _elements_on(

@@ -8,6 +8,7 @@ are used; the rest of it costs nothing. Places stay until the process ends;
 from __future__ import annotations
 
 import mmap
+from collections.abc import Sequence
 from typing import Final
 
 from psgc.transport.memory.segment import Place, Segment, aligned
@@ -25,13 +26,20 @@ class Arena:
 
     def cut(self, nbytes: int) -> Place:
         """A new place of zeros that shares no cache line with others. Raises OSError if no segment can be made."""
+        return self.cut_row([nbytes])[0]
+
+    def cut_row(self, sizes: Sequence[int]) -> list[Place]:
+        """New places, each as ``cut`` makes them, of one segment, one behind the other: without a gap behind one that is whole cache lines."""
+        nbytes = sum(map(aligned, sizes))
         last = len(self.segments) - 1
         if last < 0 or self._used + nbytes > self.segments[last].nbytes:
             last, self._used = last + 1, 0
             self.segments[last] = Segment.create(f"{self._name}-{last}", self._next_bytes(nbytes))
-        offset = self._used
-        self._used += aligned(nbytes)
-        return Place(self.segments[last], offset, self.segments[last].view(offset, nbytes))
+        segment, places = self.segments[last], []
+        for size in sizes:
+            places.append(Place(segment, self._used, segment.view(self._used, size)))
+            self._used += aligned(size)
+        return places
 
     def _next_bytes(self, nbytes: int) -> int:
         before = self.segments[len(self.segments) - 1].nbytes if self.segments else FIRST_BYTES // 2
