@@ -255,6 +255,23 @@ def test_every_gradient_and_weight_is_what_it_is_without(
         assert ranks.run(2, lambda rank: train(rank, **VIEWS), fuse_bytes=fuse_bytes) == wanted
 
 
+@for_each(script=[plain, never_cleared, left_out_by_one_rank, switched, raising], fuse_bytes=[0, 100, 4 << 20])
+def test_gradients_that_are_no_views_are_packed_in_the_sessions_memory_and_are_the_same(
+    ranks: Any, monkeypatch: pytest.MonkeyPatch, script: Any, fuse_bytes: int
+) -> None:
+    def train(rank: int) -> list[Any]:
+        one = Script(rank, wrapped(script, late=False))
+        for step in range(6):
+            script(one, step)
+        return one.noted
+
+    wanted = ranks.run(2, train, fuse_bytes=fuse_bytes)
+    with lent_memory(monkeypatch) as lent:
+        assert ranks.run(2, train, fuse_bytes=fuse_bytes) == wanted
+    written = [memory for memory in lent if not (memory == 77).all()]
+    assert bool(written) == (fuse_bytes > 0), "a lone gradient is not packed"
+
+
 @for_each(script=[plain, zeroed_in_place, never_cleared, left_out_by_one_rank, put_back], lends=[False, True])
 def test_late_synchronization_gives_the_same_too(ranks: Any, monkeypatch: pytest.MonkeyPatch, script: Any, lends: bool) -> None:
     def train(rank: int, **views: Any) -> list[Any]:

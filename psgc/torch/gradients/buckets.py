@@ -16,9 +16,8 @@ from psgc.layout import TensorSpec
 from psgc.torch.gradients.last_mean import LastMean, Noted
 from psgc.torch.gradients.layouts import Declared
 from psgc.torch.gradients.views import move_into_views, move_out
-from psgc.torch.tensors.buffers import TensorsBuffer
+from psgc.torch.tensors.buffers import Array, TensorsBuffer
 from psgc.torch.tensors.sent import SentBucket, buffer_of
-from psgc.worker.session import Session
 
 
 @dataclass(slots=True, eq=False)
@@ -105,11 +104,13 @@ class Gradient:
 
 @dataclass(slots=True, eq=False)
 class GradientBucket(SentBucket):
-    """Of gradients in p.grad. waiting: gradients that backward has yet to finish before the bucket may leave."""
+    """Of gradients in p.grad. waiting: gradients that backward has yet to finish before the bucket may leave. as_views: p.grad are to be views of its
+    memory."""
 
     buffer: TensorsBuffer
     gradients: tuple[Gradient, ...] = ()
     waiting: int = 0
+    as_views: bool = False
 
     @property
     def complete(self) -> bool:
@@ -117,13 +118,13 @@ class GradientBucket(SentBucket):
         return not self.waiting and not any(gradient.repeats for gradient in self.gradients)
 
     @classmethod
-    def all_of(cls, declared: Declared, gradients: Sequence[Gradient]) -> list[GradientBucket]:
+    def all_of(cls, declared: Declared, gradients: Sequence[Gradient], as_views: bool = False) -> list[GradientBucket]:
         """The buckets of a layout. gradients: those that were to be declared."""
         layout, members, on_gpu = declared
         made = []
         for bucket in layout.buckets:
             own = tuple(gradients[members[i]] for i in bucket.tensors)
-            made.append(cls(layout, bucket, buffer_of(layout, bucket, on_gpu, late=True), None, own, len(own)))
+            made.append(cls(layout, bucket, buffer_of(layout, bucket, on_gpu, late=True), None, own, len(own), as_views))
             for gradient in own:
                 gradient.bucket = made[-1]
         return made
@@ -133,10 +134,12 @@ class GradientBucket(SentBucket):
         for gradient in self.gradients:
             gradient.bucket = None
 
-    def give_views(self, session: Session) -> None:
-        """From now on p.grad are views of the bucket's memory, where that saves a copy. Memory that servers read is the session's."""
-        memory = session.memory(self.layout, self.bucket.index)
-        if memory is not None or len(self.gradients) > 1:
+    def lie_in(self, memory: Array | None) -> None:
+        several = len(self.gradients) > 1
+        if not self.as_views:
+            if memory is not None and several:
+                self.buffer.lie_in(memory)
+        elif memory is not None or several:  # else the gradient itself is the bucket
             views = self.buffer.give_views([gradient.parameter for gradient in self.gradients], memory)
             for gradient, view in zip(self.gradients, views, strict=True):
                 gradient.mean.view = view

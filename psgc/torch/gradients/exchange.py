@@ -105,8 +105,12 @@ class GradientExchange(Generic[B]):
         used: Sequence[int], fused: tuple[BucketSpec, ...] = (), awaited_singly: bool = False,
     ) -> None:  # fmt: skip
         """Declare those of ``specs`` that are in no layout yet; see ``Layouts.declare``. make: the buckets of each layout."""
+        on_host = all(parameter.device.type == "cpu" for parameter in parameters)
         for layout in self._layouts.declare(fresh, parameters, order, used, fused, awaited_singly):
-            self.buckets += make(layout)
+            made = make(layout)
+            for bucket in made if on_host else ():
+                bucket.lie_in(self.session.memory(bucket.layout, bucket.bucket.index))
+            self.buckets += made
 
     def submit(self, bucket: B) -> None:
         """Send the bucket."""

@@ -18,7 +18,6 @@ from psgc.torch.gradients.buckets import Gradient, GradientBucket
 from psgc.torch.gradients.exchange import B, GradientExchange
 from psgc.torch.gradients.followed import Followed
 from psgc.torch.gradients.last_step import StepFlags
-from psgc.torch.gradients.layouts import Declared
 from psgc.torch.gradients.linearity import CodecAdvice
 from psgc.torch.gradients.observer import UNOBSERVED
 from psgc.torch.gradients.skips import Skips
@@ -198,11 +197,6 @@ class HookedFrontEnd(FrontEnd[GradientBucket]):
         """Declare the gradients that are in no layout yet, and wait until every rank has. order, used, fused, awaited_singly: see ``Layouts.declare``."""
         fresh = self.gradients.fresh(self.exchange.declared)
         specs, parameters = tuple(gradient.spec for gradient in fresh), [gradient.parameter for gradient in fresh]
-
-        def made(layout: Declared) -> list[GradientBucket]:
-            buckets = GradientBucket.all_of(layout, fresh)
-            for bucket in buckets if self.gradients.as_views else ():
-                bucket.give_views(self.session)
-            return buckets
-
-        self.exchange.declare(made, specs, parameters, tuple(order), used, fused, awaited_singly)
+        self.exchange.declare(
+            lambda layout: GradientBucket.all_of(layout, fresh, self.gradients.as_views), specs, parameters, tuple(order), used, fused, awaited_singly
+        )  # fmt: skip

@@ -329,12 +329,13 @@ class TensorsBuffer(DeviceBuffer):
         self.made: tuple[torch.Tensor | None, ...] = ()
         self._views: tuple[torch.Tensor | None, ...] = (None,) * len(shapes)
 
+    def lie_in(self, memory: Array) -> None:
+        """Pack several tensors, that lie on the host, in this memory, which is as long as the bucket."""
+        self._host.lie_in(memory)
+
     def give_views(self, likes: Sequence[torch.Tensor], memory: Array | None) -> tuple[torch.Tensor | None, ...]:
-        """For tensors like these, views of the bucket's elements on the host, that are loaded and stored without a copy; where such a tensor is missing,
-        ``made`` has the view. None for tensors in another order or in another dtype, and where some lie on a device. memory: that the elements are to lie in,
-        if any."""
-        if any(like.device.type != "cpu" for like in likes):
-            return self._views
+        """As ``lie_in``; None: in memory of its own. Returns, for tensors like these, views of the bucket's elements, which are loaded and stored without a
+        copy; where such a tensor is missing, ``made`` has the view. None for tensors in another order or in another dtype."""
         places = self._host.lie_in(memory)
         self._views = tuple(place if is_like(place, like) else None for place, like in zip(places, likes, strict=True))
         return self._views

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 
 from psgc.layout import Bucket, Declaration, Layout
-from psgc.torch.tensors.buffers import TensorsBuffer, staging_dtype, where_of
+from psgc.torch.tensors.buffers import Array, TensorsBuffer, staging_dtype, where_of
 from psgc.worker.session import BucketBuffer, Session, Ticket
 
 
@@ -33,6 +33,9 @@ class SentBucket:
     def skip(self) -> bool:
         """Whether this rank skips the bucket: none of its tensors takes part."""
         raise NotImplementedError
+
+    def lie_in(self, memory: Array | None) -> None:
+        """Lay the tensors out in this memory, which servers read (``Session.memory``); None: there is none."""
 
     def bind(self) -> None:
         """Hand the tensors to the buffer for the step that is about to be submitted."""
@@ -85,6 +88,10 @@ class FilledBucket(SentBucket):
         """Of this step."""
         self.tensors[index] = tensor
         self.takes_part = self.takes_part or takes_part
+
+    def lie_in(self, memory: Array | None) -> None:
+        if memory is not None and len(self.bucket.tensors) > 1:  # a lone tensor is the bucket itself
+            self.buffer.lie_in(memory)
 
     @property
     def skip(self) -> bool:
