@@ -18,6 +18,7 @@ import torch
 
 from psgc.errors import UsageError
 from psgc.layout import BucketSpec, Declaration, Layout, TensorSpec
+from psgc.torch.device.engines import engine_of
 from psgc.torch.gradients.last_step import LastStep
 from psgc.torch.gradients.layouts import Declared, Layouts
 from psgc.torch.gradients.observer import UNOBSERVED, Observer
@@ -105,7 +106,7 @@ class GradientExchange(Generic[B]):
         used: Sequence[int], fused: tuple[BucketSpec, ...] = (), awaited_singly: bool = False,
     ) -> None:  # fmt: skip
         """Declare those of ``specs`` that are in no layout yet; see ``Layouts.declare``. make: the buckets of each layout."""
-        on_host = all(parameter.device.type == "cpu" for parameter in parameters)
+        on_host = all(parameter.device.type == "cpu" and engine_of(parameter) is None for parameter in parameters)
         for layout in self._layouts.declare(fresh, parameters, order, used, fused, awaited_singly):
             made = make(layout)
             for bucket in made if on_host else ():
