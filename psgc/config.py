@@ -121,8 +121,8 @@ class Config:
     notes: tuple[str, ...] = ()  # warnings about names that are unknown, or without effect here
     meeting_place: str = ""  # MASTER_ADDR, where nothing else names the scheduler
     embedded: bool = False  # the workers start the scheduler and the servers themselves
+    torchrun: bool = False  # ... in a process that torchrun's agent has started
     scheduler_listens: bool = False  # it did before this process began to join: if nobody listens at its address, it has ended
-    torchrun: bool = False  # torchrun's agent has started this process
     lonely: str = ""  # why a worker that is alone by these settings was hardly meant to be
 
     def __post_init__(self) -> None:
@@ -191,8 +191,9 @@ class Config:
         values["part_bytes_given"] = "part_bytes" in values
         _from_torchrun(env, values)
         _refuse_mistyped(env)
-        values["torchrun"] = bool(env.get("TORCHELASTIC_RUN_ID", "").strip())
-        values["embedded"] = _embedded(env, values, overrides)
+        torchrun = bool(env.get("TORCHELASTIC_RUN_ID", "").strip())
+        values["embedded"] = _embedded(env, values, overrides, torchrun)
+        values["torchrun"] = torchrun and values["embedded"]
         if values["embedded"]:
             values.setdefault("servers", values.get("nodes", 1))
         values.setdefault("world_size", int(env["WORLD_SIZE"]) if env.get("WORLD_SIZE", "").isdigit() else 0)
@@ -270,7 +271,7 @@ def _from_torchrun(env: Mapping[str, str], values: dict[str, Any]) -> None:
         values["node"] = int(env["RANK"]) // local
 
 
-def _embedded(env: Mapping[str, str], values: Mapping[str, Any], overrides: Mapping[str, Any]) -> bool:
+def _embedded(env: Mapping[str, str], values: Mapping[str, Any], overrides: Mapping[str, Any], torchrun: bool) -> bool:
     """Whether the workers are to start the scheduler and the servers: see PSGC_SERVERS. Raises ConfigError where they are, but cannot."""
     asked = values.get("servers_by", "")
     if asked == "external" or values.get("role", "worker") != "worker" or {"root_host", "root_port"} & overrides.keys():
@@ -278,9 +279,7 @@ def _embedded(env: Mapping[str, str], values: Mapping[str, Any], overrides: Mapp
     if not asked:
         taken = ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NUM_WORKER")
         return bool(
-            values["torchrun"]
-            and values.get("wire", "psgc") == "psgc"
-            and not any(env.get(name, "").strip() for name in (*taken, "DMLC_ROLE"))
+            torchrun and values.get("wire", "psgc") == "psgc" and not any(env.get(name, "").strip() for name in (*taken, "DMLC_ROLE"))
         )
     if address := env.get("DMLC_PS_ROOT_URI", "").strip():
         raise ConfigError(
