@@ -25,7 +25,7 @@ from typing import Final
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from prediction import SCRIPT, WARM_UP, PredictionError, Timer, call, mean_of, take_profile
-from shared_cores import TCP_SHARE, SharedCores
+from shared_cores import TCP_SHARE, on_cores
 
 from psgc.diagnostics.machine import machine
 from psgc.launch.tables import print_table
@@ -33,7 +33,7 @@ from psgc.plan.inputs.cluster import Cluster, Link
 from psgc.plan.inputs.profile import Profile, load_profile
 from psgc.plan.model.options import OVER_SERVERS, Constraints, encodes, over_groups
 from psgc.plan.model.plan import UNCOMPRESSED, Plan, PlannedBucket, plan_text
-from psgc.plan.model.problem import codec_costs, simulate
+from psgc.plan.model.problem import Problem, codec_costs, simulate
 from psgc.plan.planfile.reading import load_plan
 from psgc.program.compile import compile_option
 from psgc.program.ranks import Ranks
@@ -70,8 +70,8 @@ def planned(buckets: Sequence[PlannedBucket], option: tuple[str, ...], codec: st
 def predict_ms(profile: Profile, buckets: Sequence[PlannedBucket], codec: str, nodes: int, per_node: int, gbps: float) -> float:
     loopback, cores = profile.links["loopback"], len(os.sched_getaffinity(0))
     inter = Link(gbps * TCP_SHARE, loopback.latency_us)
-    cluster = Cluster("testbed", nodes, per_node, loopback, inter, servers=1, cores=cores)
-    problem = SharedCores(profile, cluster, codec_costs(codec, profile, nodes * per_node), Constraints(servers=True), cores=cores)
+    cluster = Cluster("testbed", nodes, per_node, loopback, inter, servers=1, cores=cores, one_machine=True, over_tcp=True)
+    problem = Problem(on_cores(profile), cluster, codec_costs(codec, profile, nodes * per_node), Constraints(servers=True))
     return ((profile.forward_us or 0.0) + simulate(problem, buckets).step_us) / 1e3
 
 

@@ -29,6 +29,7 @@ from psgc.launch.verbs import (
     top,
     trace_merge,
     trace_show,
+    verify,
     warm,
     whatif,
 )
@@ -56,6 +57,7 @@ VERBS: Final = (  # in the order of the help
     Verb("options", options.options),
     Verb("plan", plan.plan),
     Verb("simulate", simulate.simulate),
+    Verb("verify", verify.verify),
     Verb("advise", advise.advise),
     Verb("whatif", whatif.whatif),
     Verb("profile", profile.profile, ends_with_command=True),

@@ -9,7 +9,7 @@ from psgc.launch.tables import print_table, print_text
 from psgc.plan.model.plan import PlannedBucket
 from psgc.plan.report.assessment import Assessment
 from psgc.plan.report.incomparable import incomparable
-from psgc.plan.report.sentences import about_memory, about_quality, about_running, from_best, not_verified, verdict
+from psgc.plan.report.sentences import about_memory, about_quality, about_running, from_best, verdict, verified
 from psgc.plan.report.wording import SHORT, elements, longer, ms, option_text, tensors_text
 
 MOST_ROWS: Final = 40
@@ -24,7 +24,13 @@ def print_plan(assessed: Assessment) -> None:
         print_text(note, "note: ")
     found = assessed.found
     print_text(f"chosen in {ms(found.select_us)} ms from {found.options_considered} options a bucket; {from_best(assessed)}")
-    for line in (*about_quality(assessed), *about_memory(found.buckets), about_running(assessed), not_verified(), verdict(assessed)):
+    for line in (
+        *about_quality(assessed),
+        *about_memory(found.buckets),
+        about_running(assessed),
+        verified(assessed.problem),
+        verdict(assessed),
+    ):
         print_text(line)
 
 

@@ -88,6 +88,8 @@ class Config:
     profile: str = ""
     profile_iterations: int = 20
     profile_only: bool = False
+    verify: str = ""
+    verify_rounds: int = 6
     gpu_codecs: bool = True
     collectives: str = "host"
     cpu_threads: int = 0  # 0: from the cores and the local size
@@ -143,9 +145,13 @@ class Config:
             raise ConfigError(
                 f"PSGC_STALENESS={self.staleness} bounds asynchronous training, but PSGC_ASYNC (BYTEPS_ENABLE_ASYNC) is not 1; set both, or neither"
             )
-        for name, given in (("PSGC_PLAN", self.plan), ("PSGC_PROFILE", self.profile)):
+        for name, given in (("PSGC_PLAN", self.plan), ("PSGC_PROFILE", self.profile), ("PSGC_VERIFY", self.verify)):
             if self.async_mode and given:
                 raise ConfigError(f"PSGC_ASYNC=1 and {name}={given}: plans and profiles are of synchronous gradients; unset one of the two")
+        if self.profile and self.verify:
+            raise ConfigError(
+                f"PSGC_PROFILE={self.profile} and PSGC_VERIFY={self.verify}: each ends the job when it has measured; unset one of the two"
+            )
         if self.plan and self.codec != "none":
             raise ConfigError(
                 f"PSGC_PLAN={self.plan} names each bucket's codec, but PSGC_CODEC={self.codec} is set, too; leave one of them out"

@@ -230,6 +230,11 @@ VARIABLES: Final = (
     Variable("PSGC_PROFILE_ITERATIONS", "profile_iterations", _integer(3), "w", "iterations that PSGC_PROFILE observes, after a warm-up"),
     Variable("PSGC_PROFILE_ONLY", "profile_only", _switch, "w", "1: with PSGC_PROFILE, every rank leaves the job once it has been observed"),
     Variable(
+        "PSGC_VERIFY", "verify", _text, "w",
+        "set by `psgc verify`: rank 0 writes to this file what steps take by the job's plan, its plain codec, bf16 and none; then the job ends",
+    ),
+    Variable("PSGC_VERIFY_ROUNDS", "verify_rounds", _integer(1), "w", "windows of 5 steps that PSGC_VERIFY measures each of them in"),
+    Variable(
         "PSGC_GPU_CODECS", "gpu_codecs", _switch, "w", "0: gradients on a GPU are copied to the host and encoded there"
     ),
     Variable(

@@ -45,7 +45,7 @@ def problem(gbps: float | None, codec: str, cores: int, workers: int = 2, **more
 
 def test_hosts_with_cores_of_their_own_are_predicted_by_the_planners_model(tmp_path: Path) -> None:
     found = problem(1.0, "none", cores=3)
-    assert type(found) is prediction.Problem
+    assert found.sharing is None
     assert found.cluster.inter == Link(1448 / 1514, 100.0)
 
 
@@ -91,8 +91,8 @@ def test_servers_have_hosts_of_their_own_or_share_the_workers() -> None:
     assert (apart.hosts, beside.hosts) == (6, 4)
     assert [prediction.cell_problem(cell, PROFILE, 2).cluster.servers_on_nodes for cell in (apart, beside)] == [False, True]
     for where in (True, False):
-        assert type(problem(1.0, "none", cores=6, workers=4, servers=2, beside=where)) is prediction.Problem
-        assert type(problem(1.0, "none", cores=5, workers=4, servers=2, beside=where)) is not prediction.Problem
+        assert problem(1.0, "none", cores=6, workers=4, servers=2, beside=where).sharing is None
+        assert problem(1.0, "none", cores=5, workers=4, servers=2, beside=where).sharing is not None
 
 
 def test_a_message_costs_cores_for_the_bytes_that_leave_its_host_however_servers_share_the_link() -> None:

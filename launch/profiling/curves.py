@@ -5,9 +5,10 @@ Owns the sizes and operations of a curve. A kernel whose bytes differ from its r
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -16,12 +17,21 @@ from psgc.codecs.common.one_part import WORKERS, Part
 from psgc.codecs.scheme import Scheme
 from psgc.errors import CodecError, PsgcError
 from psgc.launch.bench.kernels import Beside, check_codec, check_scheme, operations, timed_subject
+from psgc.plan.inputs.passes import PAYLOADS, server_curve
 from psgc.plan.inputs.profile import CostCurve, Curves
 
 if TYPE_CHECKING:
     from psgc.launch.bench.gpu_kernels import Stopwatch
 
 DEFAULT_CODECS: Final = ("none", "bf16", "fp16", "int8", "onebit", "topk")
+
+
+class Times(NamedTuple):
+    """Of one size. passes_us: a server's, by the number of payloads."""
+
+    encode_us: float
+    decode_us: float
+    passes_us: Mapping[int, float]
 
 
 def curve_codecs(texts: Sequence[str]) -> list[str]:
@@ -32,8 +42,8 @@ def curve_codecs(texts: Sequence[str]) -> list[str]:
 
 def measure_curves(codecs: Sequence[str], sizes: Sequence[int], progress: Callable[[str], None]) -> Curves:
     """Curves by codec, in microseconds of CPU time. On the ``cpu``: encode, and decode with the residual's commit. On a ``server`` (see
-    ``psgc.plan.inputs.profile``): adding a payload and finishing the sum, from passes over 1 and over WORKERS payloads. For schemes of several
-    rounds, the server's pass is divided by the number of payloads.
+    ``psgc.plan.inputs.profile``): passes over PAYLOADS payloads, and a line through them. For schemes of several rounds, the server's pass is divided by the
+    number of payloads.
 
     progress: called before each of the ``len(codecs) * len(sizes)`` measurements. Raises PsgcError for a kernel that is wrong.
     """
@@ -43,7 +53,7 @@ def measure_curves(codecs: Sequence[str], sizes: Sequence[int], progress: Callab
             check_codec(subject) if isinstance(subject, Codec) else check_scheme(subject)
         except CodecError as error:  # it exists: a kernel is wrong
             raise PsgcError(str(error)) from None
-    rows: dict[str, list[tuple[float, float, float, float]]] = {subject.canonical: [] for subject in subjects}
+    rows: dict[str, list[Times]] = {subject.canonical: [] for subject in subjects}
     for numel in sorted(sizes):  # sizes outside: the input of each is made once
         beside = Beside(numel)
         for subject in subjects:
@@ -76,8 +86,7 @@ def measure_gpu_curves(codecs: Sequence[str], sizes: Sequence[int], watch: Stopw
     }
 
 
-def _times_us(subject: Codec | Scheme, numel: int, beside: Beside) -> tuple[float, float, float, float]:
-    """Encode, decode, finish, fold."""
+def _times_us(subject: Codec | Scheme, numel: int, beside: Beside) -> Times:
     clock = time.thread_time_ns if isinstance(subject, Codec) else time.process_time_ns
 
     def us(run: Callable[[], object]) -> float:
@@ -85,15 +94,15 @@ def _times_us(subject: Codec | Scheme, numel: int, beside: Beside) -> tuple[floa
 
     if isinstance(subject, Scheme):
         timed = {op: us(run) for op, run in operations(subject, numel).items()}
-        return timed["encode"], timed["decode"], 0.0, timed["server"] / WORKERS
+        return Times(timed["encode"], timed["decode"], {WORKERS: timed["server"]})
     part = Part.filled(subject, numel)
-    payloads, acc = [part.payload.copy() for _ in range(WORKERS)], np.zeros(subject.chunk or numel, np.float32)
-    one, many = us(lambda: part.serve(payloads[:1], acc)), us(lambda: part.serve(payloads, acc))
-    fold = min(max(0.0, (many - one) / (WORKERS - 1)), one)
-    return us(part.encode), us(part.decode), one - fold, fold
+    payloads, acc = [part.payload.copy() for _ in range(PAYLOADS[-1])], np.zeros(subject.chunk or numel, np.float32)
+    passes = {count: us(functools.partial(part.serve, payloads[:count], acc)) for count in PAYLOADS}
+    return Times(us(part.encode), us(part.decode), passes)
 
 
-def _curves(sizes: Sequence[int], rows: Sequence[tuple[float, float, float, float]]) -> dict[str, CostCurve]:
-    encode, decode, finish, fold = (tuple(round(us, 3) for us in column) for column in zip(*rows, strict=True))
-    numel = tuple(map(float, sizes))
-    return {"cpu": CostCurve(numel, encode, decode), "server": CostCurve(numel, finish, fold)}
+def _curves(sizes: Sequence[int], rows: Sequence[Times]) -> dict[str, CostCurve]:
+    encode, decode = (
+        tuple(round(us, 3) for us in column) for column in zip(*((row.encode_us, row.decode_us) for row in rows), strict=True)
+    )
+    return {"cpu": CostCurve(tuple(map(float, sizes)), encode, decode), "server": server_curve(sizes, [row.passes_us for row in rows])}

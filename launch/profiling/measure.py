@@ -16,9 +16,10 @@ from psgc.diagnostics.machine import machine
 from psgc.errors import ConfigError, UsageError
 from psgc.launch.job.interpreter import check_command
 from psgc.launch.profiling.links import SIZES as LINK_SIZES
-from psgc.launch.profiling.links import Trips, fit, measure_here, measure_joined
+from psgc.launch.profiling.links import Measured, fit, fit_group, measure_here, measure_joined
 from psgc.launch.topology import Topology, as_detected
 from psgc.launch.topology.describe import links_text
+from psgc.plan.inputs.carriers import TCP
 from psgc.plan.inputs.cluster import Cluster, Link
 from psgc.plan.inputs.observed import LEAST_ITERATIONS
 from psgc.plan.inputs.profile import Curves, Profile, computed_profile
@@ -81,18 +82,19 @@ def measure(request: Request, bar: bool) -> Profile:
     if trips is None:
         return replace(found, codecs=codecs)
     none = measured["none"] if "none" in measured else _curves(("none",), LINK_SIZES, bar)["none"]
-    link, overheads = fit(trips, none)
+    link, _ = fit(trips.link, none)
     links = {**found.links, BETWEEN_NODES if request.join else LOOPBACK: link}
-    return replace(found, codecs=codecs, links=links, overheads=overheads, spread={**found.spread, **trips.spread})
+    carriers = {name: fit(each, none)[1] for name, each in trips.served.items()}
+    carriers |= {name: fit_group(each) for name, each in trips.groups.items()}
+    return replace(found, codecs=codecs, links=links, carriers=carriers, spread={**found.spread, **trips.link.spread})
 
 
-def _trips(request: Request, bar: bool) -> Trips | None:
+def _trips(request: Request, bar: bool) -> Measured | None:
     if request.transport is None:
         return None
     if request.join:
         return measure_joined(request.transport)
-    _tell("measuring messages between a worker and a server, for some seconds", bar)
-    return measure_here(request.transport)
+    return measure_here(request.transport, lambda text: _tell(f"measuring {text}, for some seconds", bar))
 
 
 def _tensors(request: Request) -> Profile:
@@ -177,18 +179,18 @@ def _progress_bar(total: int, shown: bool) -> Iterator[Callable[[str], None]]:
 
 def cluster_of(request: Request, found: Profile, topology: Topology) -> tuple[Cluster, dict[str, str]]:
     """The cluster, and by field a comment that says where its value is from. Between nodes the given link, else the measured one. With a given link each
-    node is such a machine as this, with its GPUs; without one the job's workers share this machine's cores, one a node."""
+    node is such a machine as this, with its GPUs; without one the job's workers and servers share this machine, one worker a node."""
     measured = next(iter(found.links.values()), None)
     given = request.inter is not None
     inter = request.inter or measured
     assert inter is not None, "a cluster needs a link"
     within = measured or inter  # with one worker a node nothing travels there
     source = "links as given to psgc profile" if given else f"psgc profile on {found.hardware}"
-    cores = max(1, (os.cpu_count() or 1) // (1 if given else request.workers))
+    cores = os.cpu_count() or 1
     gpus = len(topology.gpus) if given else 0
     comments = {
         "inter": "as given" if given else "measured",
-        "cores": "detected" if given else "detected, shared by the workers",
+        "cores": "detected" if given else "detected, shared by the workers and servers",
         "intra": "measured between processes of this machine"
         if measured
         else "assumed: as between nodes; with one worker a node nothing travels there",
@@ -210,6 +212,6 @@ def cluster_of(request: Request, found: Profile, topology: Topology) -> tuple[Cl
     comments |= dict.fromkeys(("reduce_roots", "pcie_switch_size"), "detected")
     cluster = Cluster(
         "profiled", request.workers, max(gpus, 1), within, inter, request.servers, source=source, cores=cores, host=host, reduce_roots=inside[0],
-        pcie_switch_size=inside[1],
+        pcie_switch_size=inside[1], one_machine=not given, over_tcp=not given and request.transport == TCP,
     )  # fmt: skip
     return cluster, comments

@@ -18,6 +18,7 @@ from psgc.transport.registry import choices
 
 if TYPE_CHECKING:
     from psgc.launch.profiling.measure import Request
+    from psgc.plan.inputs.carriers import CarrierCosts
     from psgc.plan.inputs.profile import Profile
 
 
@@ -39,7 +40,7 @@ def profile(
         str | None, typer.Option(help="Codecs to time on this CPU, with commas between them. Default: none,bf16,fp16,int8,onebit,topk.")
     ] = None,
     time_codecs: Annotated[bool, typer.Option("--time-codecs/--no-codecs", help="Whether codecs are timed at all.")] = True,
-    links: Annotated[bool, typer.Option("--links", help="Measure latency and bandwidth between a worker and a server here.")] = False,
+    links: Annotated[bool, typer.Option("--links", help="Measure what messages cost here: to a server, and among workers.")] = False,
     join: Annotated[
         bool, typer.Option("--join", help="With --links: to the server of the job that DMLC_* names, whose one worker this is.")
     ] = False,
@@ -145,9 +146,14 @@ def _tell(found: Profile) -> None:
             ["codec", "device", "encode us", "decode us"], _curve_rows(found), title="1M elements; on a server: finish, and add one payload"
         )
     costs = [[f"{name} link", f"{link.gbps:,.1f} Gbit/s, {link.latency_us:,.0f} us"] for name, link in found.links.items()]
-    costs += [[_words(name), f"{us:,.0f} us"] for name, us in found.overheads.items()]
+    costs += [[name, _carrier_text(each)] for name, each in found.carriers.items()]
     if costs:
         print_table(["", ""], costs)
+
+
+def _carrier_text(costs: CarrierCosts) -> str:
+    members = f", {costs.peer_us:,.0f} for each member beyond two" if costs.peer_us else ""
+    return f"{costs.lone_us:,.0f} us an operation alone, {costs.each_us:,.0f} for each further one{members}; {costs.gbps:,.1f} Gbit/s"
 
 
 def _words(name: str) -> str:

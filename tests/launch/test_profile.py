@@ -17,7 +17,8 @@ import pytest
 from psgc.codecs import registered_codecs
 from psgc.launch.cli import main
 from psgc.launch.profiling.curves import DEFAULT_CODECS, curve_codecs, measure_curves
-from psgc.launch.profiling.links import MOST_GBPS, PARTS_IN_FLIGHT, SIZES, Trips, fit
+from psgc.launch.profiling.links import MOST_GBPS, PARTS_IN_FLIGHT, SIZES, Trips, fit, fit_group
+from psgc.plan.inputs.carriers import CarrierCosts, read_carriers
 from psgc.plan.inputs.cluster import load_cluster
 from psgc.plan.inputs.profile import CostCurve, Spread, load_profile
 from tests.plan.commands import psgc
@@ -46,6 +47,7 @@ def test_a_job_of_two_workers_is_profiled_and_ended(tmp_path: Path) -> None:
     assert {tensor.name: tensor.numel for tensor in found.tensors} == runpy.run_path(str(JOB))["NUMEL"]
     assert found.tensors[0].name == "2.weight"
     assert found.forward_us is not None and found.forward_us > 0
+    assert found.compute_threads >= 1
     assert set(found.spread) >= {"backward_us", "forward_us"}
     assert found.curve("none", "server") is not None
     assert not [line for line in done.stderr.splitlines() if line.startswith("psgc run:") or " E " in line], "everybody left in order"
@@ -67,7 +69,10 @@ def test_links_are_measured_and_become_a_cluster(tmp_path: Path) -> None:
     assert {"gbps": cluster.inter.gbps, "latency_us": cluster.inter.latency_us} == found["links"]["loopback"]
     assert 0 < cluster.inter.gbps <= MOST_GBPS
     assert cluster.inter.latency_us > 0
-    assert set(found["overheads"]) == {"part_us", "next_part_us"}
+    assert (cluster.one_machine, cluster.over_tcp, cluster.cores) == (True, False, os.cpu_count())
+    carriers = read_carriers(found["carriers"], "found")
+    assert set(carriers) == {"tcp", "shm", "gloo", "memory"}
+    assert all(costs.lone_us >= costs.each_us and 0 < costs.gbps <= MOST_GBPS for costs in carriers.values())
     assert found["spread"]["barrier_us"]["median"] == pytest.approx(2 * cluster.inter.latency_us, abs=0.02)
 
 
@@ -157,14 +162,26 @@ def test_a_link_is_what_round_trips_leave_when_computing_is_taken_off() -> None:
     per_element_us, copy = 2 * 4 * 8e-3 / 10, CostCurve((1.0, 1e6), (1.0, 101.0), (1.0, 101.0))  # 10 Gbit/s there and back
     computed = np.array([copy.encode(n) + copy.decode(n) for n in SIZES])
     parts = 100 + per_element_us * np.array(SIZES) + 2 * computed
-    trips = Trips(Spread(60, 6), tuple(Spread(us, 0) for us in parts), Spread(parts[0] + (PARTS_IN_FLIGHT - 1) * 25.0, 0))
-    link, overheads = fit(trips, {"cpu": copy, "server": copy})
-    assert link.gbps == pytest.approx(10, rel=1e-3)
+    trips = Trips(Spread(60, 6), tuple(Spread(us, 0) for us in parts), Spread(parts[0] + (PARTS_IN_FLIGHT - 1) * 24.0, 0))
+    link, carrier = fit(trips, {"cpu": copy, "server": copy})
+    assert link.gbps == carrier.gbps == pytest.approx(10, rel=1e-3)
     assert link.latency_us == 30
-    assert overheads == pytest.approx({"part_us": 40, "next_part_us": 25}, abs=0.1)
+    assert (carrier.lone_us, carrier.each_us) == (pytest.approx(20, abs=0.1), pytest.approx(12, abs=0.1)), (
+        "a push, and as much for the pull"
+    )
+
+
+def test_a_groups_costs_are_those_of_each_of_a_parts_two_collectives() -> None:
+    """Of two workers at 8 Gbit/s, 1 ns a byte: 4 bytes of each float pass a rank's link, 300 us besides, of which 60 are two latencies: 120 us each. 32 parts
+    add 200 us a part, 100 an operation. With three workers each further part takes 250: the third one adds 25 us an operation."""
+    parts = tuple(Spread(300.0 + 4e-3 * numel, 0) for numel in SIZES)
+    two = Trips(Spread(60, 0), parts, Spread(parts[0].median + (PARTS_IN_FLIGHT - 1) * 200.0, 0))
+    three = Trips(Spread(60, 0), parts[:1], Spread(parts[0].median + (PARTS_IN_FLIGHT - 1) * 250.0, 0))
+    assert fit_group({2: two}) == CarrierCosts(pytest.approx(120), pytest.approx(100), 0.0, pytest.approx(8))
+    assert fit_group({2: two, 3: three}).peer_us == pytest.approx(25)
 
 
 def test_a_link_that_costs_nothing_beside_copying_has_the_most_that_is_reported() -> None:
-    link, overheads = fit(Trips(Spread(60, 0), (Spread(50, 0),) * len(SIZES), Spread(40, 0)), {"cpu": FREE, "server": FREE})
+    link, carrier = fit(Trips(Spread(60, 0), (Spread(50, 0),) * len(SIZES), Spread(40, 0)), {"cpu": FREE, "server": FREE})
     assert link.gbps == MOST_GBPS
-    assert overheads == {"part_us": 0.0, "next_part_us": 0.0}
+    assert carrier == CarrierCosts(0.0, 0.0, gbps=MOST_GBPS)

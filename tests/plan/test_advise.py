@@ -131,7 +131,7 @@ def test_a_codec_is_advised_by_what_it_takes_where_jobs_encode(device: str) -> N
         assert int8["iteration_ms"] == pytest.approx(156.3, rel=0.05) and int8["not_carried_yet_ms"] is None
     else:
         assert int8["not_carried_yet_ms"] == pytest.approx(156.3, rel=0.05)
-        assert int8["iteration_ms"] > 1.04 * int8["not_carried_yet_ms"]
+        assert int8["iteration_ms"] > 1.05 * int8["not_carried_yet_ms"]
     chosen = next(one for one in found["candidates"] if one["name"] == found["choice"])
     assert chosen["carried"] and found["iteration_ms"] == chosen["iteration_ms"]
 

@@ -12,6 +12,7 @@ import pytest
 from psgc.errors import UsageError
 from psgc.plan.inputs.carriers import CarrierCosts
 from psgc.plan.inputs.cluster import Cluster, Link
+from psgc.plan.inputs.passes import PAYLOADS, line_through, server_curve
 from psgc.plan.inputs.profile import CostCurve, Profile, TensorProfile, load_profile, read_profile
 from psgc.plan.methods.bound import lower_bounds
 from psgc.plan.methods.search import search
@@ -81,13 +82,6 @@ def test_on_one_machine_everything_passes_its_memory_unless_it_goes_over_tcp() -
     over_tcp = replace(here, over_tcp=True)
     assert priced(SERVED[:1], over_tcp, 1.0, **costs)[0] == (MESSAGES, 120.0)
     assert priced(FLAT[:1], over_tcp, 1.0, **costs)[0] == (MESSAGES, 500.0)
-
-
-def test_messages_that_are_begun_at_once_wait_for_one_latency_and_a_rings_wait_for_each_other() -> None:
-    """Five nodes, 50 us a message: straight to every other rank 50 us, around a ring 4 x 50."""
-    five = Cluster("five", 5, 1, Link(1e6, 0), Link(1e6, 50))
-    assert priced(FLAT[:1], five, 1e-9) == [(BOTH_WAYS, 50.0)]
-    assert priced(FLAT[:1], five, 1e-9, RINGS) == [(BOTH_WAYS, 200.0)]
 
 
 def test_a_small_all_reduce_of_a_library_is_a_tree_and_a_large_one_a_ring() -> None:
@@ -196,3 +190,14 @@ def test_the_search_prices_trees_carriers_and_passes_as_the_reference_does_and_i
         assert bounds.any_us <= bounds.given_us <= found.step_us * (1 + 1e-9)
     trees = [PlannedBucket(tuple(f"t{index}" for index in range(6)), 240_000, 1, 0, "none", ("flat.all_reduce",))]
     assert simulate(library, trees).step_us == pytest.approx(2_000 + 2 * (4 * 40 + 5) + 8 * 240_000 * 8e-4), "a tree of 16 nodes"
+
+
+def test_a_line_through_passes_has_no_negative_part_and_lies_between_them() -> None:
+    """10 us a payload and 5 for the sum give both; a pass over many that is quicker than one has payloads that add nothing; the sum is no less than nothing."""
+    assert line_through({count: 10.0 * count + 5 for count in PAYLOADS}) == pytest.approx((5.0, 10.0))
+    finish, add = line_through({1: 9.0, 2: 8.0, 4: 7.0})
+    assert add == 0.0 and 7 < finish < 9
+    assert line_through({1: 1.0, 2: 4.0, 4: 16.0}) == (0.0, pytest.approx(1.5, rel=0.3))
+    assert line_through({4: 12.0}) == (0.0, 3.0)
+    curve = server_curve((1e3, 1e4), [{1: 15.0, 2: 25.0}, {1: 150.0, 2: 250.0}])
+    assert (curve.encode_us, curve.decode_us, curve.sum_us(2)) == ((5.0, 50.0), (10.0, 100.0), (25.0, 250.0))

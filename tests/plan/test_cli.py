@@ -137,7 +137,7 @@ def test_a_plan_is_simulated_on_its_own_cluster_and_takes_the_very_step_that_the
 ) -> None:
     plan, served = str(tmp_path / "plan.json"), tmp_path / "served.toml"
     served.write_text(
-        'nodes = 4\ngpus_per_node = 2\nservers = 3\ncollectives = "host"\nintra = {gbps = 96.7, latency_us = 5.1, kind = "PCIe"}\n'
+        'nodes = 4\ngpus_per_node = 2\nservers = 3\nintra = {gbps = 96.7, latency_us = 5.1, kind = "PCIe"}\n'
         "inter = {gbps = 9.3, latency_us = 20.7}\nserver = {gbps = 24.9, latency_us = 31}\n"
     )
     where = str(served) if cluster == "served" else cluster

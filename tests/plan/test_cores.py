@@ -22,7 +22,7 @@ from psgc.plan.model.timeline import define_timeline
 
 PER_ELEMENT = CostCurve((1.0, 2.0), (1.0, 2.0), (1.0, 2.0))  # 1 us an element, encoding as decoding
 ENCODED = ("comp@cpu", "flat.push.c", "flat.pull.c", "decomp@cpu")
-HERE = Cluster("here", 2, 1, Link(1e6, 0), Link(1e6, 0), servers=1, cores=2, one_machine=True)
+HERE = Cluster("here", 2, 1, Link(1e6, 0), Link(1e3, 0), servers=1, cores=2, one_machine=True)
 
 
 def test_cores_are_shared_where_backward_leaves_none_for_communication_and_servers() -> None:
@@ -41,14 +41,14 @@ def test_work_on_shared_cores_delays_backward_by_the_machines_work_divided_by_it
     """Two workers encode 1,000 elements for 1,000 us each on two cores: backward is 1,000 us late. Their server adds both payloads and encodes the sum in 3,000
     us: each core gives half, which delays backward by 1,500, and 1,500 more pass on the server. Each of a part's two messages takes 40 us of a core, so that
     both cores lose 40 us, and 40 more pass until the server's thread has handled both. 1,000 bytes at 8 Gbit/s keep a core at either end busy for 1 us: both
-    workers' bytes take 2 x 2 us of 2 cores."""
+    workers' bytes take 2 x 2 us of 2 cores, and the link (2 ranks' bytes at 1,000 Gbit/s) is not held for that, too."""
     costs = CodecCosts("c", 1.0, {"cpu": PER_ELEMENT, "server": PER_ELEMENT}, carriers={"shm": CarrierCosts(40.0, 40.0, gbps=8.0)})
     found = [(task.resource, costs.task_us(task, 1000.0)) for task in tasks(ENCODED, HERE, costs, sharing=Sharing(2, 2, 1))]
     messages = [(GPU, pytest.approx(40)), (MESSAGES, pytest.approx(40)), (GPU, pytest.approx(2))]
     assert [one for one in found if one[0] >= 0] == [
         (GPU, pytest.approx(1000)),
-        *messages, (SEND, pytest.approx(2)), (GPU, pytest.approx(1500)), (SERVER, pytest.approx(1500)),
-        *messages, (RECEIVE, pytest.approx(2)), (GPU, pytest.approx(1000)),
+        *messages, (SEND, pytest.approx(0.016)), (GPU, pytest.approx(1500)), (SERVER, pytest.approx(1500)),
+        *messages, (RECEIVE, pytest.approx(0.016)), (GPU, pytest.approx(1000)),
     ]  # fmt: skip
 
 

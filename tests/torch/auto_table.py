@@ -79,6 +79,9 @@ class Table(measuring.Measuring):
     def cores(self) -> int:
         return CORES
 
+    def compute_threads(self) -> int:
+        return 0  # communication has cores of its own: the table's steps know of no others
+
 
 def used() -> Table:
     """A table that ``auto`` takes its times from, in this process."""

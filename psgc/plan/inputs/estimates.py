@@ -99,8 +99,8 @@ def with_carriers(profile: Profile) -> tuple[Profile, list[str]]:
 
 
 class Timed(NamedTuple):
-    """A profile whose codec times are complete, as far as anything is known. estimated: the codecs with estimated times on some device; on_cpus: those with
-    estimated times on CPUs; notes: where times on GPUs come from, and what is estimated."""
+    """A profile whose codec times are complete, as far as anything is known, with its correction. estimated: the codecs with estimated times on some device;
+    on_cpus: those with estimated times on CPUs; notes: where times on GPUs come from, and what is estimated."""
 
     profile: Profile
     estimated: frozenset[str] = frozenset()
@@ -138,7 +138,7 @@ def with_codec_times(
     profile, on_cpus = with_cpu_estimates(profile, (UNCOMPRESSED, *wanted))
     profile, fixed = with_carriers(profile)
     on_cpus -= {UNCOMPRESSED}
-    return Timed(profile, on_gpus | on_cpus, on_cpus, (*notes, *cpu_estimates_note(on_cpus), *fixed))
+    return Timed(profile.corrected, on_gpus | on_cpus, on_cpus, (*notes, *cpu_estimates_note(on_cpus), *fixed))
 
 
 def _is_own(name: str, profile: Profile) -> bool:

@@ -8,7 +8,8 @@
      "compute_threads": 1,                                   threads that a worker computes with, where gradients lie in hosts' memory
      "carriers": {"tcp": {"lone_us", "each_us", "gbps"}},    what carriers cost beside their links: see carriers.py there
      "overheads": {"part_us", "next_part_us", ...},          the same in profiles of former versions
-     "links": {"loopback": {"gbps", "latency_us"}}}
+     "links": {"loopback": {"gbps", "latency_us"}},
+     "correction": {"factors", "error", ...}}                what psgc verify measured: see correction.py there
 
 or a CSV table of tensors only, with the columns name, numel and ready_us. Owns both formats and their errors, and cost curves. Times are in
 microseconds, counted from the readiness of the first gradient. ``server`` is one of a codec's devices: decode_us is a server's time to add one
@@ -34,6 +35,7 @@ from psgc.errors import UsageError
 from psgc.plan.inputs.architectures import architecture, architecture_names
 from psgc.plan.inputs.carriers import CarrierCosts, carriers_of_overheads, read_carriers
 from psgc.plan.inputs.cluster import MOST_THREADS, Link, read_link
+from psgc.plan.inputs.correction import Correction, corrected_carrier, read_correction
 from psgc.plan.inputs.documents import is_number, read_document, shown
 
 F64 = NDArray[np.float64]
@@ -70,6 +72,15 @@ class CostCurve:
     passes: tuple[
         tuple[int, tuple[float, ...]], ...
     ] = ()  # on a server: numbers of payloads, ascending, and the microseconds of a whole pass over them
+
+    def scaled(self, factor: float) -> CostCurve:
+        """The curve with all times multiplied by ``factor``."""
+        if factor == 1:
+            return self
+        encode, decode, *passes = (
+            tuple(us * factor for us in times) for times in (self.encode_us, self.decode_us, *(us for _, us in self.passes))
+        )
+        return CostCurve(self.numel, encode, decode, tuple((count, us) for (count, _), us in zip(self.passes, passes, strict=True)))
 
     def to_json(self) -> dict[str, Any]:
         found: dict[str, Any] = {"numel": list(self.numel), "encode_us": list(self.encode_us), "decode_us": list(self.decode_us)}
@@ -143,6 +154,7 @@ class Profile:
     device: str = ""  # where gradients lie: cpu, cuda, or "" if not known
     carriers: Mapping[str, CarrierCosts] = field(default_factory=dict)
     compute_threads: int = 0  # that a worker computes with, where gradients lie in hosts' memory; 0 if not known
+    correction: Correction | None = None
 
     @cached_property
     def numel(self) -> int:
@@ -187,6 +199,24 @@ class Profile:
         """What is known of carriers, in whatever form."""
         return {**carriers_of_overheads(self.overheads), **self.carriers}
 
+    @cached_property
+    def corrected(self) -> Profile:
+        """The profile with its correction applied to all that it has times of; what the correction says of links is the cluster's, which it keeps for that."""
+        if self.correction is None:
+            return self
+        factors = self.correction.factors
+        codecs = {
+            name: {
+                device: curve.scaled(factors.server if device == "server" else factors.codecs if device == "cpu" else 1.0)
+                for device, curve in of.items()
+            }
+            for name, of in self.codecs.items()
+        }
+        carriers = {name: corrected_carrier(costs, factors) for name, costs in self.all_carriers.items()}
+        forward_us = None if self.forward_us is None else self.forward_us * factors.compute
+        left = replace(self.correction, factors=replace(factors, compute=1.0, codecs=1.0, server=1.0, messages=1.0))
+        return replace(self.slower(factors.compute), forward_us=forward_us, codecs=codecs, carriers=carriers, overheads={}, correction=left)
+
     def curve(self, codec: str, device: str) -> CostCurve | None:
         return self.codecs.get(codec, {}).get(device)
 
@@ -204,6 +234,7 @@ class Profile:
             "carriers": {name: costs.to_json() for name, costs in self.carriers.items()},
             "overheads": dict(self.overheads),
             "links": {name: {"gbps": link.gbps, "latency_us": link.latency_us} for name, link in self.links.items()},
+            **({"correction": self.correction.to_json()} if self.correction else {}),
         }  # fmt: skip
 
 
@@ -334,6 +365,7 @@ def read_profile(document: Any, source: str) -> Profile:
     return _checked(Profile(
         str(document.get("model", "")), tensors, **texts, codecs=codecs, spread=spread, overheads=overheads, links=links,
         carriers=read_carriers(document.get("carriers", {}), source), compute_threads=_threads(document, source),
+        correction=read_correction(document.get("correction"), source),
         forward_us=None if forward is None else _number(forward, f"{source}: forward_us"),
     ), source)  # fmt: skip
 

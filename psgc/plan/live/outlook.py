@@ -48,6 +48,7 @@ class Machines:
     within_gbps:      rate at which ranks of one node sum in its memory.
     gpus:             whether gradients lie on GPUs.
     host:             the link between a GPU and its host's memory; None if not known.
+    one_machine:      whether all of the job's processes run on one machine; over_tcp: whether they exchange over TCP all the same.
     connected:        whether collectives go from GPU to GPU. GPUs of one node are then assumed to reach each other at no less than the host link's rate."""
 
     nodes: int
@@ -61,6 +62,8 @@ class Machines:
     gpus: bool = False
     host: Link | None = None
     connected: bool = False
+    one_machine: bool = False
+    over_tcp: bool = False
 
     def cluster(self, gbps: float) -> Cluster:
         link = Link(gbps, LATENCY_US)
@@ -69,7 +72,7 @@ class Machines:
         collectives = ("nccl" if self.connected else "host") if self.gpus and self.groups else ""
         return Cluster(
             "this job", self.nodes, self.workers_per_node, within, link, self.servers, cores=self.cores, codec_threads=self.codec_threads,
-            server_threads=self.cores, host=self.host, collectives=collectives,
+            server_threads=self.cores, host=self.host, collectives=collectives, one_machine=self.one_machine, over_tcp=self.one_machine and self.over_tcp,
         )  # fmt: skip
 
     @property

@@ -41,5 +41,5 @@ def _question(problem: Problem) -> tuple[Any, ...]:
     codecs = (problem.without,) if plain else (problem.codec, *problem.others)
     return (
         searching.ANNEALING, problem.profile.tensors, problem.priced, problem.allowed, problem.constraints.runtime, problem.cuts_as_jobs,
-        problem.collectives, codecs,
+        problem.collectives, problem.sharing, codecs,
     )  # fmt: skip

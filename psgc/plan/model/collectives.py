@@ -14,8 +14,8 @@ With p ranks, each of which holds m bytes:
 | gather.c                     | m (p - 1): p pieces reach the root   | p - 1             |
 
 Published results count rings. A library takes the tree for an all_reduce wherever it is quicker, which is for small ones (NCCL's double binary tree, each half
-of which carries half of the bytes up and down; the ranks of a node are a chain, of which one is the tree's). psgc's own operations begin all their messages
-at once, so that their latencies pass together. Sources: Thakur et al. 2005; for double trees Sanders et al. 2009.
+of which carries half of the bytes up and down; the ranks of a node are a chain, of which one is the tree's).
+Sources: Thakur et al. 2005; for double trees Sanders et al. 2009.
 """
 
 from __future__ import annotations
@@ -28,18 +28,17 @@ from psgc.plan.inputs.carriers import GLOO, MEMORY, NCCL
 
 class Collectives(NamedTuple):
     """How a job's collectives run. straight: the operations whose messages go straight to their destination, not around a ring; in_two: the operations
-    that are made of two others; at_once: whether the messages of straight ones are begun at once; trees: whether an all_reduce may be a tree; within, between:
+    that are made of two others; trees: whether an all_reduce may be a tree; within, between:
     the carriers that they pay for within a node and between nodes, "" for none."""
 
     straight: frozenset[str]
     in_two: Mapping[str, tuple[str, str]]
-    at_once: bool = True
     trees: bool = False
     within: str = ""
     between: str = ""
 
 
-RINGS: Final = Collectives(frozenset({"all_to_all", "gather"}), {}, at_once=False)  # a library's, as the papers count them
+RINGS: Final = Collectives(frozenset({"all_to_all", "gather"}), {})  # a library's, as the papers count them
 LIBRARY: Final = RINGS._replace(trees=True)  # NCCL's, as DistributedDataParallel calls it
 IN_HOSTS_MEMORY: Final = Collectives(RINGS.straight | {"reduce_scatter", "all_gather"}, {}, within=MEMORY, between=GLOO)
 BETWEEN_GPUS: Final = Collectives(
@@ -55,7 +54,7 @@ def volume_and_messages(operation: str, p: int, collectives: Collectives) -> tup
         return first + second / p, messages + more
     if operation == "all_reduce":
         return 2 * (p - 1) / p, 2.0 * (p - 1)
-    messages = 1.0 if collectives.at_once and operation in collectives.straight else p - 1.0
+    messages = p - 1.0
     if operation in ("reduce_scatter", "all_to_all"):
         return (p - 1) / p, messages
     if operation in ("reduce", "broadcast"):

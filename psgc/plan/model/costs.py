@@ -304,13 +304,14 @@ def _work(
     late = [Task(action, IN_FLIGHT, carrier.late_us, 0.0)] if carrier.late_us else []
     moving = 2 * size * volume_and_messages(operation, ranks, collectives)[0] * carrier.us_per_byte
     begun += _on_cores(action, 0.0, moving, _active(held, cluster), cluster, sharing)
+    slowest = carrier.us_per_byte * _besides(_active(held, cluster), cluster, sharing)
     if level == "intra" and not held.encoded and _switches(cluster) > 1 and operation != "all_reduce":
         return [*begun, *_by_switch(action, operation, size, cluster), *late]
     if operation not in collectives.in_two:
-        return [*begun, _collective(action, operation, held, size, cluster, collectives, carrier), *late]
+        return [*begun, _collective(action, operation, held, size, cluster, collectives, slowest), *late]
     first, second = collectives.in_two[operation]
-    one = _collective(action, first, held, size, cluster, collectives, carrier)
-    other = _collective(action, second, held, size / ranks, cluster, collectives, carrier)
+    one = _collective(action, first, held, size, cluster, collectives, slowest)
+    other = _collective(action, second, held, size / ranks, cluster, collectives, slowest)
     both = one._replace(fixed_us=one.fixed_us + other.fixed_us, per_element_us=one.per_element_us + other.per_element_us)
     return [*begun, both, *late]
 
@@ -338,6 +339,11 @@ def _on_cores(action: str, fixed_us: float, per_element_us: float, active: int, 
     return [Task(action, GPU, fixed_us * load, per_element_us * load)]
 
 
+def _besides(active: int, cluster: Cluster, sharing: Sharing | None) -> float:
+    """The share of work on cores for which backward is not delayed, so that it takes time elsewhere."""
+    return 1.0 if sharing is None else max(0.0, 1 - _active_on_a_machine(active, cluster) / sharing.cores)
+
+
 def _beside_backward(made: Task, active: int, cluster: Cluster, sharing: Sharing | None) -> list[Task]:
     """A codec's task on a CPU, of each of a node's ``active`` ranks; of cores that backward shares, backward is delayed by its share of them."""
     if sharing is None or made.resource != CPU:
@@ -356,10 +362,8 @@ def _active_on_a_machine(active: int, cluster: Cluster) -> int:
     return active * (cluster.nodes if cluster.one_machine else 1)
 
 
-def _collective(
-    action: str, operation: str, held: Held, size: float, cluster: Cluster, collectives: Collectives, carrier: CarrierCosts
-) -> Task:
-    """One operation of a group. size: the bytes that a rank of the group holds, per element of the bucket."""
+def _collective(action: str, operation: str, held: Held, size: float, cluster: Cluster, collectives: Collectives, carried: float) -> Task:
+    """One operation of a group. size: the bytes that a rank of the group holds, per element of the bucket; carried: the carrier's microseconds per byte."""
     level = action.partition(".")[0]
     ranks = _ranks(level, cluster)
     volume, messages = volume_and_messages(operation, ranks, collectives)
@@ -375,7 +379,7 @@ def _collective(
             stays = (cluster.gpus_per_node - 1) / (ranks - 1) if straight else 1.0
             resource, latency_us = ALL_LINKS, max(cluster.intra.latency_us, latency_us)
             us_per_byte = max(stays * cluster.intra.us_per_byte, between)
-    per_byte = max(us_per_byte, carrier.us_per_byte)
+    per_byte = max(us_per_byte, carried)
     ring = Task(action, resource, messages * latency_us, volume * size * per_byte)
     return _or_tree(ring, TREE_VOLUME * size * per_byte, level, cluster) if operation == "all_reduce" and collectives.trees else ring
 
@@ -471,14 +475,16 @@ def _with_server(action: str, cluster: Cluster, held: Held, share: float, codec:
     spread = min(servers, senders) if share < 1 else 1  # number of servers that hold shards of one part
     everybody = senders * cluster.nodes
     carrier = codec.carriers.get(SHM if cluster.shares_memory else TCP, FREE)
-    worker = max(cluster.inter.us_per_byte * senders, carrier.us_per_byte)
-    of_a_server = max(cluster.server_link.us_per_byte, carrier.us_per_byte)
+    carried = carrier.us_per_byte * _besides(senders, cluster, sharing)
+    worker = max(cluster.inter.us_per_byte * senders, carried)
+    of_a_server = max(cluster.server_link.us_per_byte, carried)
     server = of_a_server * everybody / servers
     alone = of_a_server * everybody / spread
+    away = 1.0
     if cluster.servers_on_nodes:  # a node's NIC carries both ends; what a node's ranks send to its own servers stays there
         away = (cluster.nodes - 1) / cluster.nodes
         on_a_node = -(-servers // cluster.nodes)  # servers on the node that has most
-        of_a_node = max(cluster.inter.us_per_byte * on_a_node, carrier.us_per_byte)
+        of_a_node = max(cluster.inter.us_per_byte * on_a_node, carried)
         worker, server, alone = worker * away, of_a_node * everybody / servers * away, alone * away
     latency = max(cluster.inter.latency_us, cluster.server_link.latency_us)
     push = ".push" in action
@@ -490,7 +496,7 @@ def _with_server(action: str, cluster: Cluster, held: Held, share: float, codec:
     late_us = carrier.late_us + carrier.each_us * max(1.0, everybody / spread) - busy_us
     ends = 2 if cluster.servers_of_a_machine else 1  # of a message that are on a machine of workers
     travel = _handling(action, busy_us, carrier.each_us, senders, cluster, sharing)
-    travel += _on_cores(action, 0.0, ends * size * carrier.us_per_byte, senders, cluster, sharing)
+    travel += _on_cores(action, 0.0, ends * size * away * carrier.us_per_byte, senders, cluster, sharing)
     travel += _message(action, link, held_us, latency + late_us, max(0.0, size * alone - held_us))
     copies = not held.encoded and "cpu" in codec.raw
     raw = "" if held.encoded else RAW

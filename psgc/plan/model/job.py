@@ -65,6 +65,7 @@ def load_job(
     if not may_encode(constraints) or {codec, *named} == {UNCOMPRESSED}:
         profile, _ = with_cpu_estimates(profile, (UNCOMPRESSED,))  # copies into slots and out of them, and servers' sums
         profile, fixed = with_carriers(profile)
+        profile = profile.corrected
         notes += fixed
         return _job(Problem(profile, cluster, codec_costs(UNCOMPRESSED, profile), constraints), notes)
     wanted = named | _candidates(codec, profile, standard=standard)
@@ -88,12 +89,19 @@ def load_job(
     return _job(Problem(profile, cluster, costs, constraints, others), notes, estimated)
 
 
+def problem_of_profile(profile: Profile, cluster: Cluster, codec: str, beside: Iterable[str] = ()) -> Problem:
+    """The problem that a simulation of a plan poses: ``load_job`` of a profile that is loaded. codec: the plan's; beside: those of its other buckets."""
+    profile, _ = located(profile)
+    timed = with_codec_times(profile, {codec, *beside}).profile
+    return Problem(timed, cluster, _costs(codec, timed, cluster, ALL))
+
+
 def _job(problem: Problem, notes: Sequence[str], estimated: frozenset[str] = frozenset()) -> Job:
     """With a note where the cluster does not say what runs collectives."""
-    if problem.priced is not problem.cluster:
+    if problem.named is not problem.cluster:
         notes = [
             *notes,
-            f"collectives between GPUs pass hosts' memory, at {problem.priced.intra.gbps:g} Gbit/s within a node at most, as in jobs where nothing else is "
+            f"collectives between GPUs pass hosts' memory, at {problem.named.intra.gbps:g} Gbit/s within a node at most, as in jobs where nothing else is "
             'named; collectives = "nccl" in the cluster\'s file (PSGC_COLLECTIVES=nccl) if they will go from GPU to GPU',
         ]
     return Job(problem, tuple(notes), estimated)

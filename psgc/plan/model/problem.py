@@ -16,6 +16,7 @@ import numpy as np
 
 from psgc.errors import UsageError
 from psgc.plan.inputs.cluster import Cluster
+from psgc.plan.inputs.correction import corrected_links
 from psgc.plan.inputs.estimates import through_hosts
 from psgc.plan.inputs.profile import F64, V100_CODECS, CostCurve, Profile
 from psgc.plan.model import costs, options
@@ -209,11 +210,17 @@ class Problem:
         return replace(self.constraints, devices=devices, servers=servers, on_gpus=self.on_gpus, codecs=())
 
     @cached_property
-    def priced(self) -> Cluster:
-        """The cluster that tasks are priced for. In a plan that is to be run, collectives that nothing is named for are what jobs do unless their settings say
+    def named(self) -> Cluster:
+        """The cluster that a plan is for. In a plan that is to be run, collectives that nothing is named for are what jobs do unless their settings say
         otherwise."""
         unnamed = not self.in_hosts_memory and not self.cluster.collectives
         return through_hosts(self.cluster) if self.constraints.runtime and unnamed else self.cluster
+
+    @cached_property
+    def priced(self) -> Cluster:
+        """The same, at the rates that its links were measured to reach: what tasks are priced for."""
+        correction = self.profile.correction
+        return self.named if correction is None else corrected_links(self.named, correction.factors)
 
     @property
     def in_hosts_memory(self) -> bool:

@@ -86,18 +86,10 @@ def _codec(codec: CodecCosts, change: Change) -> CodecCosts:
     if change.codec == change.compute == change.payload == 1:
         return codec
     curves: Mapping[str, CostCurve] = {
-        device: scaled(curve, change.codec / (change.compute if device == "gpu" else 1)) for device, curve in codec.curves.items()
+        device: curve.scaled(change.codec / (change.compute if device == "gpu" else 1)) for device, curve in codec.curves.items()
     }
     back = codec.pull_bytes_per_element
     return replace(
         codec, curves=curves, bytes_per_element=codec.bytes_per_element * change.payload,
         pull_bytes_per_element=None if back is None else back * change.payload,
     )  # fmt: skip
-
-
-def scaled(curve: CostCurve, factor: float) -> CostCurve:
-    """The curve with all times multiplied by ``factor``."""
-    encode, decode, *passes = (
-        tuple(us * factor for us in times) for times in (curve.encode_us, curve.decode_us, *(us for _, us in curve.passes))
-    )
-    return CostCurve(curve.numel, encode, decode, tuple((count, us) for (count, _), us in zip(curve.passes, passes, strict=True)))

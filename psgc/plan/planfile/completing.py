@@ -15,7 +15,7 @@ from psgc.plan.planfile.order import issue_order
 
 def whole_plan(problem: Problem, buckets: Sequence[PlannedBucket], simulated: Simulated, prediction: Mapping[str, Any]) -> Plan:
     """The plan of these buckets for the problem's model and cluster, at the costs by which it was made. simulated: their step."""
-    cluster = problem.priced
+    cluster = problem.named
     return Plan(
         problem.profile.model, cluster.name, placed(problem, buckets), prediction, cluster, shape_of(cluster),
         issue_order(simulated, buckets),

@@ -217,9 +217,12 @@ def _encodes(buckets: Iterable[PlannedBucket]) -> bool:
 
 
 def _gain(problem: Problem, mine: Sequence[PlannedBucket], other: Problem, theirs: Sequence[PlannedBucket]) -> Gain:
-    """The share of the other plan's step that this plan saves, each simulated on its own problem, and the margin of that share if the inputs are
-    a little off."""
+    """The share of the other plan's step that this plan saves, each simulated on its own problem, and the margin of that share: by the model's measured
+    error where the profile has one, else if the inputs are a little off."""
     gain = _saved(problem, mine, other, theirs)
+    correction = problem.profile.correction
+    if correction is not None:  # each step is within the measured error, so their ratio within twice that
+        return Gain(gain, max(LEAST_MARGIN, 2 * correction.error * (1 - gain)))
     near = zip(_nearby(problem), _nearby(other), strict=True)
     return Gain(gain, max(LEAST_MARGIN, *(abs(_saved(one, mine, two, theirs) - gain) for one, two in near)))
 

@@ -19,7 +19,7 @@ from psgc.plan.report.assessment import Assessment
 from psgc.plan.report.drawing import colour, strips
 from psgc.plan.report.incomparable import incomparable
 from psgc.plan.report.reasons import Reason, reasons, sentence
-from psgc.plan.report.sentences import about_memory, about_quality, about_running, from_best, not_verified, verdict
+from psgc.plan.report.sentences import about_memory, about_quality, about_running, from_best, verdict, verified
 from psgc.plan.report.wording import elements, longer, ms, percent, tensors_text
 
 STYLE: Final = """
@@ -61,7 +61,7 @@ def report(assessed: Assessment) -> str:
 
 def _verdict(assessed: Assessment) -> str:
     pays = " pays" if assessed.gain > assessed.margin else ""
-    beside = (*about_quality(assessed), *about_memory(assessed.found.buckets), about_running(assessed), not_verified())
+    beside = (*about_quality(assessed), *about_memory(assessed.found.buckets), about_running(assessed), verified(assessed.problem))
     lines = "".join(f"<p>{escape(_sentence(line))}</p>" for line in beside)
     return f'<p class="verdict{pays}">{escape(_sentence(verdict(assessed)))}</p>{lines}'
 

@@ -45,6 +45,11 @@ def verdict(assessed: Assessment) -> str:
     return f"{said}; the plan of {assessed.method} takes {longer(more)} than that of {BEST}"
 
 
+def _sureness(assessed: Assessment) -> str:
+    """The margin, where the model's error was measured."""
+    return "not verified" if assessed.problem.profile.correction is None else f"+-{percent(assessed.margin)}"
+
+
 def _compression_verdict(assessed: Assessment) -> str:
     if assessed.encoded is None:
         return f"no compression, since {_why_none(assessed.problem)}: {ms(assessed.plain.step_us)} ms without it"
@@ -53,7 +58,9 @@ def _compression_verdict(assessed: Assessment) -> str:
     gain, margin, codec = assessed.gain, assessed.margin, codec_names(assessed.problem)
     peer = assessed.peer.step_us
     place = "uncompressed" if peer == assessed.plain.step_us else "uncompressed by all-reduce, as DistributedDataParallel sends them"
-    said = f"with {codec} the step takes {longer(-gain)} (not verified): {ms(assessed.encoded_us)} ms in place of {ms(peer)} {place}"
+    said = (
+        f"with {codec} the step takes {longer(-gain)} ({_sureness(assessed)}): {ms(assessed.encoded_us)} ms in place of {ms(peer)} {place}"
+    )
     said += _beside_bf16(assessed)
     if gain > margin:
         return f"{_compress(assessed)}: {said}"
@@ -72,6 +79,19 @@ def _why_none(problem: Problem) -> str:
     if not problem.constraints.devices or problem.constraints.most_encodes == 0:
         return "the constraints forbid it"
     return f"no option that is left encodes with {codec_names(problem)}"
+
+
+def verified(problem: Problem) -> str:
+    """What predicted steps are worth: by the steps that ``psgc verify`` measured, if the profile has any."""
+    correction = problem.profile.correction
+    if correction is None:
+        return not_verified()
+    names = ", ".join(str(step.get("name", "?")) for step in correction.steps)
+    where = f" on {correction.cluster}" if correction.cluster else ""
+    return (
+        f"predicted by corrected costs: psgc verify measured steps of {names or 'a job'}{where} ({correction.date[:10] or 'undated'}), and corrected "
+        f"predictions are within {percent(correction.error)} of them"
+    )
 
 
 def not_verified() -> str:
@@ -165,9 +185,7 @@ def about_running(assessed: Assessment) -> str:
     found = assessed.running
     if found.as_predicted:
         elsewhere = any(is_program(bucket.option) for bucket in assessed.found.buckets) and assessed.problem.profile.device != "cpu"
-        return (
-            f"this version runs the plan: psgc run --plan{_COLLECTIVES.get(assessed.problem.priced.collectives, '') if elsewhere else ''}"
-        )
+        return f"this version runs the plan: psgc run --plan{_COLLECTIVES.get(assessed.problem.named.collectives, '') if elsewhere else ''}"
     head = _stopped(found.refused, assessed.found.buckets) if found.moved_us is None else _moved(found.moved_us, found.problem)
     if found.instead is None:
         return f"{head}; the constraints leave nothing that jobs carry"
@@ -188,7 +206,7 @@ def _stopped(refused: Sequence[int], buckets: Sequence[PlannedBucket]) -> str:
 def _moved(moved_us: float, in_job: Problem) -> str:
     return (
         f"this version runs the plan: psgc run --plan; but it moves collectives between GPUs through hosts' memory, since the cluster's file names nothing "
-        f"else, and the step then takes {ms(moved_us)} ms, at {in_job.priced.intra.gbps:g} Gbit/s within a node at most. If they will go from GPU to GPU "
+        f"else, and the step then takes {ms(moved_us)} ms, at {in_job.named.intra.gbps:g} Gbit/s within a node at most. If they will go from GPU to GPU "
         '(PSGC_COLLECTIVES=nccl), say collectives = "nccl" there'
     )
 

@@ -137,7 +137,7 @@ class AutoPlan(Observer):
             self._switch(candidates.choices[steering.kept])
         if steering.over and not was_over and len(candidates.names) > 1:
             times = ", ".join(f"{name} {ms:,.1f}" for name, ms in zip(candidates.names, steering.measured_ms, strict=True))
-            self._say(f"{candidates.names[steering.kept]} from now on; measured, in ms a step: {times}")
+            self._say(f"{candidates.names[steering.kept]} from now on; measured, in ms a step: {times}{candidates.predicted()}")
         if steering.held_back and not self._said_held:
             self._say(
                 f"a step takes {step_ms:,.1f} ms instead of {steering.reference_ms:,.1f}, but it changes too often: {candidates.present} stays for the "

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import statistics
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -89,6 +89,7 @@ class Candidates:
         self._exchange, self._allowed, self._costs, self._now_ns, self._say = exchange, allowed, costs, now_ns, say
         self._figures = RankTable(exchange.session, f"psgc.auto {exchange.name}, compute", 2 + len(allowed.tried))
         self._plans = 0
+        self._predicted: Mapping[str, float] = {}  # on rank 0: milliseconds of a step, by candidate, when it planned last
         self.names: list[str] = []
         self.choices: list[Choice] = []
 
@@ -127,6 +128,11 @@ class Candidates:
         self.choices = [exchange.choice, *(_choice(each, plan) for each in tried)]
         return [float(each) for each in agreed["losses"]], float(agreed["ms"])
 
+    def predicted(self) -> str:
+        """On rank 0: what was predicted of the candidates that have been tried, in words."""
+        told = ", ".join(f"{name} {self._predicted[name]:,.1f}" for name in self.names[1:] if name in self._predicted)
+        return f"; predicted: {told}" if told else ""
+
     def _find(
         self, step_ms: float, iterations: Sequence[Iteration], computes: Sequence[Compute], steering: Steering
     ) -> Outlook | None:  # fmt: skip
@@ -163,6 +169,7 @@ class Candidates:
         plans = len({(spec.group, spec.dtype) for spec in specs}) == 1 and worth and not steering.rechecks
         present = costs.present_buckets()
         found = outlook(profile, machines, step_ms, present, layouts, present_codec, plans, steering.tries_plain and loss_of(present) > 0)
+        self._predicted = found.predicted_ms
         folder = exchange.session.config.trace_folder
         if folder and exchange.name in FIRST:
             leave_file(folder, TRACED_PROFILE, json.dumps(with_costs(profile).to_json()))

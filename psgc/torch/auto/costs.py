@@ -75,7 +75,8 @@ class Costs:
     def completed(self, profile: Profile, codecs: Sequence[str]) -> Profile:
         """The profile with what has been measured. codecs: those of which times on GPUs are wanted, where gradients lie there."""
         found = replace(profile, codecs=self._curves)
-        return replace(found, device="cpu") if self._gpu is None else self._with_gpu(found, self._gpu, codecs)
+        on_cores = replace(found, device="cpu", compute_threads=self._measuring.compute_threads())
+        return on_cores if self._gpu is None else self._with_gpu(found, self._gpu, codecs)
 
     def _with_gpu(self, profile: Profile, gpu: DeviceTimes, codecs: Sequence[str]) -> Profile:
         """With what the GPU was measured to take; with estimates for what it has not come to, where its memory is known."""
@@ -92,9 +93,12 @@ class Costs:
         sizes, config = session.ranks.node_sizes, session.config
         groups = not (config.encrypt or config.link_mbit)  # they are not encrypted, and no simulated link paces them
         cores, gpu = self._measuring.cores(), self._gpu
+        here = config.root_host.startswith("127.") or config.root_host == "localhost"  # all members find the scheduler on this machine
+        over_tcp = len(sizes) > 1 or bool(config.link_mbit) or config.transport == "tcp"  # groups of several nodes go by gloo
         machines = Machines(
             len(sizes), max(sizes), config.servers, cores, config.cpu_threads, groups or not config.servers, len(set(sizes)) == 1,
             gpus=gpu is not None, host=None if gpu is None else gpu.host_link(), connected=gpu is not None and self._asked_backend().on_device,
+            one_machine=here, over_tcp=over_tcp,
         )  # fmt: skip
         if max(sizes) > 1 and len(sizes) > 1:
             self.within_gbps = self.within_gbps or self._measuring.within_node_gbps(max(sizes), cores)

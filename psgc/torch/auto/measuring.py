@@ -39,6 +39,10 @@ class Measuring:
         """Cores of this node."""
         return os.cpu_count() or 1
 
+    def compute_threads(self) -> int:
+        """Threads that a rank computes with, where gradients lie in hosts' memory."""
+        return torch.get_num_threads()
+
 
 _in_use = Measuring()
 

@@ -181,7 +181,7 @@ def _profile(
     date = datetime.now(timezone.utc).isoformat(timespec="seconds")
     numel = {name: math.prod(shape) for name, shape in shapes.items()}
     found = profile_of(iterations, numel, model=model, hardware=hardware_of(sample), date=date, shapes=shapes, of_ranks=of_ranks)
-    return replace(found, device=sample.device.type)
+    return replace(found, device=sample.device.type, compute_threads=0 if sample.is_cuda else torch.get_num_threads())
 
 
 def of_the_slowest(session: Session, iterations: Sequence[Iteration]) -> list[Iteration]:

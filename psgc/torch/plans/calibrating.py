@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -13,10 +14,12 @@ import numpy as np
 
 from psgc.codecs import parse_codec
 from psgc.codecs.codec import Codec
-from psgc.codecs.common.one_part import WORKERS, Part
+from psgc.codecs.common.one_part import Part
+from psgc.plan.inputs.passes import server_curve
 from psgc.plan.inputs.profile import CostCurve, Curves
 
 SIZES: Final = (1 << 12, 1 << 16, 1 << 20)  # elements
+PAYLOADS: Final = (1, 2, 4)  # of a server's passes
 SUMMED: Final = 1 << 22  # elements: more than caches hold
 REPEATS: Final = 3  # the least of them counts: what interrupts a pass only adds
 
@@ -36,18 +39,16 @@ def within_node_gbps(ranks: int, cores: int) -> float:
 
 
 def _curves(codec: Codec) -> dict[str, CostCurve]:
-    encode, decode, finish, fold = zip(*(_times_us(codec, numel) for numel in SIZES), strict=True)
-    sizes = tuple(map(float, SIZES))
-    return {"cpu": CostCurve(sizes, encode, decode), "server": CostCurve(sizes, finish, fold)}
+    encode, decode, passes = zip(*(_times_us(codec, numel) for numel in SIZES), strict=True)
+    return {"cpu": CostCurve(tuple(map(float, SIZES)), encode, decode), "server": server_curve(SIZES, passes)}
 
 
-def _times_us(codec: Codec, numel: int) -> tuple[float, float, float, float]:
-    """Encode, decode, finish a sum, add a payload."""
+def _times_us(codec: Codec, numel: int) -> tuple[float, float, dict[int, float]]:
+    """Encode, decode, and a server's passes by the number of payloads."""
     part = Part.filled(codec, numel)
-    payloads, acc = [part.payload.copy() for _ in range(WORKERS)], np.zeros(codec.chunk or numel, np.float32)
-    one, many = _least_us(lambda: part.serve(payloads[:1], acc)), _least_us(lambda: part.serve(payloads, acc))
-    fold = min(max(0.0, (many - one) / (WORKERS - 1)), one)
-    return _least_us(part.encode), _least_us(part.decode), one - fold, fold
+    payloads, acc = [part.payload.copy() for _ in range(PAYLOADS[-1])], np.zeros(codec.chunk or numel, np.float32)
+    passes = {count: _least_us(functools.partial(part.serve, payloads[:count], acc)) for count in PAYLOADS}
+    return _least_us(part.encode), _least_us(part.decode), passes
 
 
 def _least_us(run: Callable[[], object]) -> float:
