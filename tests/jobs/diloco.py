@@ -105,8 +105,16 @@ def tell(name: str, trained: tuple[list[torch.Tensor], list[float]], wanted: lis
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--codecs", nargs="*", default=[])
+    parser.add_argument("--uneven", action="store_true", help="rank 1 has fewer batches than rank 0, and nothing else is trained")
     given = parser.parse_args()
     psgc.init()
+    if given.uneven:
+        model = model_of(0)
+        inner, draw = torch.optim.SGD(model.parameters(), lr=1e-2), torch.Generator().manual_seed(0)
+        with psgc.DiLoCo(model, inner, every=5):
+            for _ in range(12 if psgc.rank() else 20):
+                inner_step(model, inner, draw)
+        return
     everything = [list(range(6))]
     three = [[0, 1], [2], [3, 4, 5]]
     for name, every, parts, delay, mix, outer in (

@@ -36,6 +36,14 @@ def test_ranks_go_on_from_what_the_published_loop_makes_of_their_parameters(make
         assert told[0][f"{codec}-whole"][0] != told[0]["diloco"][0]
 
 
+def test_a_rank_that_runs_out_of_batches_before_the_others_is_named(make_job: Callable[..., Any]) -> None:
+    job = make_job(nodes=2, servers=1)
+    workers = job.whole("--uneven", job="diloco.py")
+    assert job.end()[workers[0].name] == 1, job.text()
+    assert "rank(s) 1 left the job" in workers[0].text
+    assert "every rank must run the same number of steps" in workers[0].text
+
+
 @given(st.integers(1, 60), st.integers(1, 12), st.integers(0, 59))
 def test_every_fragment_leaves_once_in_a_period_and_is_taken_before_it_leaves_again(every: int, fragments: int, delay: int) -> None:
     if fragments > every or delay >= every:
