@@ -21,26 +21,25 @@ from psgc.torch.auto.allowed import Allowed
 from psgc.torch.auto.candidates import Candidates, turn_of
 from psgc.torch.auto.costs import Costs
 from psgc.torch.auto.step_times import STEPS_OF_FIRST_WINDOW, StepTimes
+from psgc.torch.auto.stepping import Stepping
 from psgc.torch.gradients.exchange import GradientExchange
-from psgc.torch.gradients.observer import Observer
 from psgc.torch.plans.choice import Choice
 from psgc.torch.session.run_report import run_logger
 from psgc.torch.tensors.rank_table import RankTable
 
 
-class AutoPlan(Observer):
+class AutoPlan(Stepping):
     """Observes an exchange and switches it; see the module's text. sample: any of the parameters. It has no lock: see ``observer.py``."""
 
     def __init__(self, exchange: GradientExchange[Any], sample: torch.Tensor) -> None:
         session, clocks = exchange.session, measuring.in_use()
-        self._exchange = exchange
+        super().__init__(exchange, StepTimes(clocks, sample))
         self._steering = Steering()
-        self._times = StepTimes(clocks, sample)
         self._allowed, self._costs = Allowed(exchange, sample), Costs(exchange, clocks, sample)
         self.candidates = Candidates(exchange, self._allowed, self._costs, clocks.now_ns, self._say)
         # milliseconds of a step, and how much its error exceeds what is allowed
         self._table = RankTable(session, f"psgc.auto {exchange.name}", 2)
-        self._told = self._said_held = False  # an optimizer has told of a step; a line has told of an allowance that is used up
+        self._said_held = False  # a line has told of an allowance that is used up
         self._known = 0  # parameters
         if session.rank == 0:
             session.at_end(functools.partial(_tell_end, weakref.ref(self)))
@@ -56,31 +55,12 @@ class AutoPlan(Observer):
         return self._steering.trying
 
     def ready(self, name: str, gradient: torch.Tensor) -> None:
-        self._times.ready(name)
+        super().ready(name, gradient)
         self._allowed.ready(name, gradient)
 
-    def leaving(self) -> None:
-        self._times.leaving()
-
-    def delivered(self) -> None:
-        self._times.delivered()
-
-    def begins(self) -> None:
-        """Where no optimizer tells of its steps, as may be under DDP, one ends with the first gradients of the next."""
-        if not self._told:
-            self._step()
-
-    def stepped(self) -> None:
-        self._told = True
-        self._step()
-
-    def _step(self) -> None:
-        """A step is over, if gradients have arrived since the last one."""
-        if self._exchange.buckets and self._times.step_over():
-            if self._times.warms_up:
-                self._costs.time_gpu(self._allowed.carried)
-            with self._times.between_steps():
-                self._decide()
+    def _warm(self) -> None:
+        if self._times.warms_up:
+            self._costs.time_gpu(self._allowed.carried)
 
     def _decide(self) -> None:
         """Act on what all ranks know by now. Every rank calls it after the same step."""

@@ -22,8 +22,8 @@ from psgc.plan.planfile.runtime import plan_of
 from psgc.torch.auto import measuring
 from psgc.torch.auto.candidates import Compute
 from psgc.torch.auto.step_times import StepTimes
+from psgc.torch.auto.stepping import Stepping
 from psgc.torch.gradients.exchange import GradientExchange
-from psgc.torch.gradients.observer import Observer
 from psgc.torch.plans.choice import Choice
 from psgc.torch.tensors.rank_table import RankTable
 
@@ -31,7 +31,7 @@ HALF: Final = "bf16"
 THE_PLAN: Final = "plan"
 
 
-class Verifier(Observer):
+class Verifier(Stepping):
     """Observes an exchange until every candidate has had its windows. sample: any of the parameters. Raises ConfigError where PSGC_VERIFY is no place for a
     file."""
 
@@ -40,48 +40,26 @@ class Verifier(Observer):
         self._path = Path(session.config.verify)
         if session.rank == 0 and not os.access(self._path.parent, os.W_OK | os.X_OK):
             raise ConfigError(f"PSGC_VERIFY={self._path}: cannot write in {self._path.parent}; name a file in a folder that is there")
-        self._exchange, self._on_gpu = exchange, sample.is_cuda and exchange.on_gpu
-        self._times = StepTimes(measuring.in_use(), sample)
+        super().__init__(exchange, StepTimes(measuring.in_use(), sample))
+        self._on_gpu = sample.is_cuda and exchange.on_gpu
         self._table = RankTable(session, f"psgc.verify {exchange.name}", 3)  # microseconds of a step, its backward and its forward
         self._names: list[str] = []
         self._choices: list[Choice] = []
         self._rotation = Rotation(1, 1)
         self._found: list[dict[str, Any]] = []
-        self._told = False
 
-    def ready(self, name: str, gradient: torch.Tensor) -> None:
-        self._times.ready(name)
-
-    def leaving(self) -> None:
-        self._times.leaving()
-
-    def delivered(self) -> None:
-        self._times.delivered()
-
-    def begins(self) -> None:
-        if not self._told:
-            self._step()
-
-    def stepped(self) -> None:
-        self._told = True
-        self._step()
-
-    def _step(self) -> None:
-        """A step is over, if gradients have arrived since the last one. Every rank acts after the same one."""
-        if not (self._exchange.buckets and self._times.step_over()):
-            return
-        with self._times.between_steps():
-            if not self._choices:
-                self._begin()
-            if self._table.sent:
-                self._take_table()
-            if self._times.window == WINDOW:
-                step_ms = self._times.end_window()
-                compute = Compute.of(self._exchange.session.rank, self._times.iterations())
-                self._table.send(1e3 * step_ms, compute.backward_us, compute.forward_us)
-                self._times.record_anew(True)
-            elif not self._times.window:
-                self._times.record_anew(True)
+    def _decide(self) -> None:
+        if not self._choices:
+            self._begin()
+        if self._table.sent:
+            self._take_table()
+        if self._times.window == WINDOW:
+            step_ms = self._times.end_window()
+            compute = Compute.of(self._exchange.session.rank, self._times.iterations())
+            self._table.send(1e3 * step_ms, compute.backward_us, compute.forward_us)
+            self._times.record_anew(True)
+        elif not self._times.window:
+            self._times.record_anew(True)
 
     def _begin(self) -> None:
         """The candidates: what the job has now, its codec without a plan, bf16 and none. All ranks find the same, by the layouts that they have declared."""
