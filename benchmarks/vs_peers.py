@@ -9,7 +9,8 @@ becomes slower does so for all of them. A step is forward, backward, synchroniza
 
     models   large: 25.2 M parameters in 12 tensors; many: 8.9 M in 400
     modes    tcp, shm: a server each for two workers, over TCP or shared memory (behind links: a server beside each worker); none: workers alone
-    systems  ddp none, ddp fp16, ddp powersgd: torch's DistributedDataParallel over gloo with its hooks; psgc CODEC: DistributedOptimizer
+    systems  ddp none, ddp fp16, ddp powersgd: torch's DistributedDataParallel over gloo with its hooks; psgc CODEC: DistributedOptimizer;
+             psgc CODEC overlapped: with overlapped_step=True
 
 "CPU" is what the whole machine worked in a step, so nothing else should run on it; "sent" is what a worker's host sent over its link. Before any time
 counts, each lossless copy must equal DDP's, parameter by parameter.
@@ -87,7 +88,7 @@ def model_of(name: str) -> tuple[Any, int]:
 
 
 def lossless(system: str) -> bool:
-    return system in ("ddp none", "psgc none")
+    return system in ("ddp none", "psgc none", "psgc none overlapped")
 
 
 class Copy:
@@ -104,14 +105,14 @@ class Copy:
         self.seconds: list[float] = []
         self.cpu_s = self.loss = 0.0
         self.sent = 0
-        kind, _, codec = system.partition(" ")
+        kind, codec, *how = system.split()
         if kind == "psgc":
             import psgc.torch as psgc
 
             named = [
                 (f"{system} {parameter}", value) for parameter, value in self.model.named_parameters()
             ]  # a job has one tensor of a name
-            self.optimizer = psgc.DistributedOptimizer(self.optimizer, named, compression=codec)
+            self.optimizer = psgc.DistributedOptimizer(self.optimizer, named, compression=codec, overlapped_step=how == ["overlapped"])
             return
         # one bucket for PowerSGD: over gloo, several mix up their collectives (each waits for its own before it starts the next)
         self.run = torch.nn.parallel.DistributedDataParallel(self.model, bucket_cap_mb=4096 if codec == "powersgd" else None)

@@ -9,7 +9,9 @@ Owns when buckets leave and what a step's end does; ``optimizers/averaging.py`` 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+import torch
 
 from psgc.errors import UsageError
 from psgc.torch.gradients.buckets import Gradient, GradientBucket
@@ -102,6 +104,26 @@ class BackwardGradients(HookedFrontEnd):
         self.send()
         self.receive()
 
+    @property
+    def due(self) -> bool:
+        """Whether ``synchronize`` would send and receive."""
+        self.watch()
+        return not (self.synchronized or self.paused or self.backwards.lost)
+
+    def synchronize_each(self, apply: Callable[[Sequence[torch.Tensor]], None]) -> None:
+        """Where it is due: the same, but ``apply`` is called with each bucket's parameters as soon as the mean is in their p.grad, while others travel."""
+        exchange = self.exchange
+        self.session.check()
+        self.send()
+        with self._lock:
+            exchange.deliver()  # before parameters are written: it is seen by that whether a step has applied the means
+            for bucket in exchange.buckets:
+                exchange.wait([bucket])
+                bucket.deliver()
+                if not bucket.buffer.skipped:
+                    apply([gradient.parameter for gradient in bucket.gradients])
+            self._over()
+
     def send(self) -> None:
         """Send the buckets that have not left yet."""
         exchange = self.exchange
@@ -122,11 +144,15 @@ class BackwardGradients(HookedFrontEnd):
         with self._lock:
             for bucket in exchange.buckets:
                 bucket.deliver()
-            self.gradients.reset()
-            self.backwards.begin_step()
             exchange.deliver()
-            self.synchronized = True
+            self._over()
         exchange.observer.delivered()
+
+    def _over(self) -> None:
+        """All means are in p.grad."""
+        self.gradients.reset()
+        self.backwards.begin_step()
+        self.synchronized = True
 
     def end_step(self, applied: bool) -> None:
         super().end_step(applied)

@@ -27,6 +27,11 @@ class Completing:
         elif not self._gradients.synchronized:
             raise UsageError("step() inside skip_synchronize(), but gradients were not synchronized since; call synchronize() first")
 
+    @property
+    def due(self) -> bool:
+        """Whether ``complete`` would send and receive."""
+        return not self._by_script and self._gradients.due
+
     def complete_begun(self) -> None:
         """The same for a step that is under way."""
         if self._gradients.exchange.last.begun:

@@ -77,7 +77,7 @@ def CrossBarrier(  # noqa: N802 - BytePS's name
     specs = {p: parameter_spec(p, names[p], number) for number, _, p in named_parameters_of(optimizer) if p.requires_grad}
     number = api.next_number(session, "crossing")
     exchange: GradientExchange[GradientBucket] = GradientExchange(session, f"crossing{number}", choice, whole=True, turn=number)
-    updates = PartialSteps(optimizer)
+    updates = PartialSteps(optimizer, "CrossBarrier updates each parameter when it is needed", "DistributedOptimizer")
     gradients = UnbarrieredGradients(exchange, backward_passes_per_step, model, specs, updates.apply, gradient_as_bucket_view)
     gradients.advice = CodecAdvice()
     crossing = become(optimizer, CrossBarriered)

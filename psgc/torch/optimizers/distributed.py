@@ -16,6 +16,7 @@ from psgc.torch.auto.observing import observe
 from psgc.torch.gradients.linearity import CodecAdvice, learning_rates
 from psgc.torch.optimizers.asynchronous import make_asynchronous
 from psgc.torch.optimizers.averaging import Distributed
+from psgc.torch.optimizers.overlapped import check_overlapped, overlapped
 from psgc.torch.optimizers.refusals import refuse_foreign
 from psgc.torch.optimizers.wrapping import become, check_passes, names_of
 from psgc.torch.plans.choice import Given, chosen
@@ -29,7 +30,7 @@ Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 def DistributedOptimizer(  # noqa: N802 - BytePS's and Horovod's name
     optimizer: Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None, compression: Given = None,
     backward_passes_per_step: int = 1, residuals_follow_lr: bool = False, late_synchronization: bool | None = None,
-    gradient_as_bucket_view: bool = False,
+    gradient_as_bucket_view: bool = False, overlapped_step: bool = False,
 ) -> Optimizer:  # fmt: skip
     """Make ``optimizer`` average its gradients over all workers before each step. Returns the same object, now of a subclass of its
     class: schedulers and scalers that know it go on working.
@@ -50,6 +51,10 @@ def DistributedOptimizer(  # noqa: N802 - BytePS's and Horovod's name
     gradient_as_bucket_view: True: p.grad are views of the memory that gradients travel from and means come to, as under torch's
                       DistributedDataParallel, so that they take none beside it (docs/optimizers.md). The means are the same, bit for bit. A
                       p.grad that a script keeps beyond its step changes with later ones.
+
+    overlapped_step: True: step() updates each bucket's parameters as soon as their mean is there, while later buckets travel: late synchronization within
+                      step(). Parameters and state are the same, bit for bit, for optimizers that treat each parameter by itself (SGD, Adam, AdamW, ...). A
+                      script that reads or clips gradients calls ``synchronize()`` before; step() is then the whole one, as under GradScaler.
 
     Gradients leave during backward, and the backward that completes the step returns with the mean over all ranks in p.grad, to be
     clipped or looked at. A further backward before step() adds the mean of what it has added. All ranks must run the same number of
@@ -72,6 +77,10 @@ def DistributedOptimizer(  # noqa: N802 - BytePS's and Horovod's name
     names = names_of(optimizer, named_parameters)
     refuse_foreign(optimizer, names)
     choice.check(names)
+    if overlapped_step:
+        refuse_lbfgs(optimizer, "overlapped_step")
+        check_overlapped(session, choice, late_synchronization)
+        late_synchronization = True
     if session.config.async_mode:
         refuse_lbfgs(optimizer, "asynchronous training")
         if residuals_follow_lr:
@@ -80,7 +89,7 @@ def DistributedOptimizer(  # noqa: N802 - BytePS's and Horovod's name
             raise UsageError("gradient_as_bucket_view: under PSGC_ASYNC=1 gradients stay on their rank, and are in no bucket; leave it out")
         return make_asynchronous(optimizer, session, names, choice)
     rates = learning_rates(optimizer) if residuals_follow_lr else None
-    distributed = become(optimizer, Distributed)
+    distributed = overlapped(optimizer) if overlapped_step else become(optimizer, Distributed)
     distributed._psgc_join(session, names, choice, backward_passes_per_step, rates, late_synchronization, gradient_as_bucket_view)
     observe(distributed._psgc_gradients.exchange, names)
     distributed._psgc_gradients.advice = CodecAdvice()

@@ -1,4 +1,4 @@
-"""An optimizer's step for some of its parameters, with options as they were at an earlier moment.
+"""An optimizer's step for some of its parameters at a time, with options as they were at one moment.
 
 Owns the check that this is the same as one step for all of them: an optimizer that counts steps by itself, or changes its groups' options, is refused.
 """
@@ -32,10 +32,12 @@ def bare_step(kind: type[torch.optim.Optimizer]) -> Callable[[torch.optim.Optimi
 
 
 class PartialSteps:
-    """Steps of an optimizer, which is held weakly, for some of its parameters at a time. ``keep_options`` is called first."""
+    """Steps of an optimizer, which is held weakly, for some of its parameters at a time. ``keep_options`` is called first. why: what updates parameters by
+    parts, and instead of what, for a refusal."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, why: str, instead: str) -> None:
         self._optimizer, self._step = weakref.ref(optimizer), bare_step(type(optimizer))
+        self._why, self._instead = why, instead
         self._groups: dict[torch.Tensor, int] = {}  # each parameter's
         self._options: Options = ()
 
@@ -65,7 +67,10 @@ class PartialSteps:
                 everything[number].update(options[number], params=some)
             optimizer.param_groups = [everything[number] for number in sorted(members)]
             self._step(optimizer)
-            _refuse_wider(optimizer, everything, members, options, counters)
+            if wider := _wider(optimizer, everything, members, options, counters):
+                raise UsageError(
+                    f"{self._why}, but a step of {type(optimizer).__name__} changes {wider}, which all parameters share; use {self._instead}"
+                )
         finally:
             optimizer.param_groups = everything
             for group, old in zip(everything, before, strict=True):
@@ -79,20 +84,17 @@ def _counters(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return {name: value for name, value in vars(optimizer).items() if isinstance(value, int | float) and not name.startswith("_psgc")}
 
 
-def _refuse_wider(
+def _wider(
     optimizer: torch.optim.Optimizer, groups: Sequence[Mapping[str, Any]], members: Mapping[int, Sequence[torch.Tensor]], options: Options,
     counters: Mapping[str, Any],
-) -> None:  # fmt: skip
+) -> str | None:  # fmt: skip
+    """What a step has changed beside its parameters and their state."""
     changed = [
         f"the option {name!r} of its groups" for number in members for name, value in groups[number].items()
         if name != "params" and value is not options[number].get(name) and not _equal(value, options[number].get(name))
     ]  # fmt: skip
     changed += [f"its attribute {name!r}" for name, value in _counters(optimizer).items() if counters.get(name) != value]
-    if changed:
-        raise UsageError(
-            f"CrossBarrier updates each parameter when it is needed, but a step of {type(optimizer).__name__} changes {changed[0]}, which all parameters "
-            f"share; use DistributedOptimizer"
-        )
+    return changed[0] if changed else None
 
 
 def _equal(one: Any, other: Any) -> bool:
