@@ -234,11 +234,6 @@ class Config:
             )
         if self.async_mode and not self.servers:
             raise ConfigError("PSGC_ASYNC=1 and DMLC_NUM_SERVER=0: servers hold the weights of asynchronous training; start one or more")
-        if self.encrypt and not self.servers:
-            raise ConfigError(
-                "PSGC_ENCRYPT=1 and DMLC_NUM_SERVER=0: collectives between workers are neither encrypted nor authenticated; start servers, or unset "
-                "PSGC_ENCRYPT where the network is trusted"
-            )
 
     def require_secret(self) -> None:
         """Raise ConfigError where payloads are to be encrypted, but their keys would not be."""

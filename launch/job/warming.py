@@ -28,8 +28,10 @@ from psgc.diagnostics.compiling import gpu_kernels_counted_by, moving_bar, obser
 
 BROADCAST_CODEC: Final = "none"  # parameters are broadcast uncompressed, whatever the job's codec is
 PLANNER: Final = "the planner"  # the search's own kernels
+_GROUPS: Final = "psgc.worker.collectives.pump"  # the kernel of groups between hosts
 _PLANNER_PACKAGES: Final = ("psgc.plan.model", "psgc.plan.methods")
 _CODECS: Final = Path(psgc.__file__).parent / "codecs"
+_PUMP: Final = Path(psgc.__file__).parent / "worker" / "collectives" / "pump.py"
 
 
 def everything() -> list[str]:
@@ -148,6 +150,8 @@ def _load(text: str) -> None:
         from psgc.codecs import BucketContext, parse_scheme
 
         parse_scheme(text, BucketContext(shapes=((32, 32),))).warm()
+        if text == BROADCAST_CODEC:
+            import_module(_GROUPS)
     from psgc.codecs.jit.kernel_cache import cache_folder
 
     folder = cache_folder()
@@ -188,7 +192,7 @@ def _mark(text: str) -> str:
 def _state() -> str:
     """Everything that compiled kernels depend on: sources by size and time, versions, processor, settings of Numba."""
     versions = [f"{name} {importlib.metadata.version(name)}" for name in ("numba", "llvmlite", "numpy")]
-    stats = [(path.name, (found := path.stat()).st_size, found.st_mtime_ns) for path in sorted(_CODECS.rglob("*.py"))]
+    stats = [(path.name, (found := path.stat()).st_size, found.st_mtime_ns) for path in (*sorted(_CODECS.rglob("*.py")), _PUMP)]
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     processor = {line for line in lines if line.split("\t")[0] in ("model name", "flags")}
     settings = sorted((name, value) for name, value in os.environ.items() if name.startswith("NUMBA_"))

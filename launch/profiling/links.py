@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from psgc.config import Config
 from psgc.errors import JobFailed, UsageError
 from psgc.layout import Declaration, TensorSpec
-from psgc.plan.inputs.carriers import GLOO, MEMORY, SHM, TCP, CarrierCosts
+from psgc.plan.inputs.carriers import MEMORY, SHM, SOCKETS, TCP, CarrierCosts
 from psgc.plan.inputs.cluster import Link
 from psgc.plan.inputs.observed import spread_of
 from psgc.plan.inputs.profile import CostCurve, Spread
@@ -83,7 +83,7 @@ def measure_here(transport: str, tell: Callable[[str], None]) -> Measured:
         tell(f"a worker and a server over {name}")
         served[name] = _job("worker_main", name, workers=1, servers=1)
     groups: dict[str, dict[int, Trips]] = {}
-    for carrier, over, sizes in ((MEMORY, "auto", (2,)), (GLOO, "tcp", (2, 3))):
+    for carrier, over, sizes in ((MEMORY, "auto", (2,)), (SOCKETS, "tcp", (2, 3))):
         if transport in ("auto", over):
             tell(f"collectives among workers by {carrier}")
             groups[carrier] = {workers: _job("group_main", over, workers=workers, servers=0) for workers in sizes}

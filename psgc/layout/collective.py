@@ -17,7 +17,7 @@ from psgc.codecs.relay import RelayScheme
 from psgc.codecs.scheme import PairScheme
 
 Option = tuple[str, ...]
-# Each rank sums its share in the order of the ranks, 16-bit floats in float32: all_reduce would add in gloo's order and in the array's own type.
+# Each rank sums its share in the order of the ranks, 16-bit floats in float32: all_reduce would add in the array's own type.
 SUM: Final[Option] = ("flat.reduce_scatter", "flat.all_gather")
 SUM_BY_NODE: Final[Option] = ("intra.reduce_scatter", "inter.reduce_scatter", "inter.all_gather", "intra.all_gather")
 ENCODED: Final[Option] = ("comp@cpu", "flat.all_to_all.c", "decomp@cpu", "comp@cpu", "flat.all_gather.c", "decomp@cpu")

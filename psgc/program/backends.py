@@ -19,12 +19,13 @@ REMEDY: Final = "or set PSGC_COLLECTIVES=host on every rank"
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What one rank tells the others. host: its machine's id; gpu: the globally unique id of the GPU that its gradients lie on, "" for none; nccl: the
-    version of NCCL in its torch, "" for none; asked: its PSGC_COLLECTIVES."""
+    version of NCCL in its torch, "" for none; asked: its PSGC_COLLECTIVES; encrypt: its PSGC_ENCRYPT."""
 
     host: str
     gpu: str
     nccl: str
     asked: str = "auto"
+    encrypt: bool = False
 
     def encode(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -72,6 +73,8 @@ def _obstacle(members: Mapping[int, Facts]) -> str | None:
         first = holders.setdefault(facts.gpu, rank)
         if first != rank:
             return f"ranks {first} and {rank} share a GPU"
+    if any(facts.encrypt for facts in members.values()) and len({facts.host for facts in members.values()}) > 1:
+        return "PSGC_ENCRYPT=1, and NCCL encrypts nothing between hosts"
     first, *others = sorted(members)
     for rank in others:
         if members[rank].nccl != members[first].nccl:

@@ -1,7 +1,7 @@
 """The interface of groups of ranks, and of the collectives that programs run on them.
 
 Owns the interface only; ``memory_groups.py`` implements it with threads of one process, as the reference, and ``psgc/torch/collectives``
-with gloo. Knows NumPy arrays, not tensors.
+and `worker/collectives` over shared memory and sockets. Knows NumPy arrays, not tensors.
 """
 
 from __future__ import annotations

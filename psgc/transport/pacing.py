@@ -13,6 +13,7 @@ import ctypes
 import fcntl
 import os
 import struct
+import threading
 import time
 from dataclasses import dataclass
 from typing import Any, Final
@@ -25,6 +26,7 @@ LEAST_QUANTUM_BYTES: Final = 1448
 LATE_S: Final = 50e-3
 QUEUE_S: Final = 10e-3  # what a switch buffers for a busy link
 LEAST_QUEUE_BYTES: Final = 128 << 10
+_spending: Final = threading.Lock()  # among this process's threads, which a lock on a file does not keep apart
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _SPEC: Final = struct.Struct("@qqqq")  # struct itimerspec: interval, then moment, each in seconds and nanoseconds
 _ABSOLUTE: Final = 1  # TFD_TIMER_ABSTIME
@@ -60,6 +62,10 @@ class Pace:
 
     def spend(self, nbytes: int, more: bool) -> None:
         """``nbytes`` have passed. more: there were more to send."""
+        with _spending:
+            self._spend(nbytes, more)
+
+    def _spend(self, nbytes: int, more: bool) -> None:
         fcntl.lockf(self._fd, fcntl.LOCK_EX)  # released by the kernel, should its holder be killed
         try:
             free_ns, waited = self._state()

@@ -71,7 +71,7 @@ def test_links_are_measured_and_become_a_cluster(tmp_path: Path) -> None:
     assert cluster.inter.latency_us > 0
     assert (cluster.one_machine, cluster.over_tcp, cluster.cores) == (True, False, os.cpu_count())
     carriers = read_carriers(found["carriers"], "found")
-    assert set(carriers) == {"tcp", "shm", "gloo", "memory"}
+    assert set(carriers) == {"tcp", "shm", "sockets", "memory"}
     assert all(costs.lone_us >= costs.each_us and 0 < costs.gbps <= MOST_GBPS for costs in carriers.values())
     assert found["spread"]["barrier_us"]["median"] == pytest.approx(2 * cluster.inter.latency_us, abs=0.02)
 

@@ -25,7 +25,7 @@ def files(folder: Path) -> tuple[Path, Path]:
     tensors = tuple(TensorProfile(name, numel, 100.0 * place) for place, (name, numel) in enumerate(NUMEL.items()))
     profile = Profile(
         "tiny", tensors, forward_us=500.0, device="cpu", codecs={name: {"cpu": curve, "server": curve} for name in ("none", "bf16", "int8")},
-        carriers={name: CarrierCosts(100.0, 30.0) for name in ("tcp", "shm", "gloo", "memory")}, compute_threads=1,
+        carriers={name: CarrierCosts(100.0, 30.0) for name in ("tcp", "shm", "sockets", "memory")}, compute_threads=1,
     )  # fmt: skip
     cluster = Cluster("here", 2, 1, Link(20, 50), Link(20, 50), servers=1, cores=os.cpu_count() or 1, one_machine=True)
     buckets = (

@@ -35,47 +35,47 @@ def priced(option: Option, cluster: Cluster, numel: float, collectives: Any = IN
 
 
 def test_a_collective_keeps_its_threads_busy_for_each_us_and_a_lone_one_is_late_by_the_rest_of_lone_us() -> None:
-    """gloo, 700 us alone and 500 of them busy: 500 on the threads that handle messages, and 200 in flight, for each of the two collectives."""
-    gloo = CarrierCosts(lone_us=700.0, each_us=500.0)
-    assert priced(FLAT, TWO, 1.0, gloo=gloo) == 2 * [(MESSAGES, 500.0), (BOTH_WAYS, 0.0), (IN_FLIGHT, 200.0)]
+    """sockets, 700 us alone and 500 of them busy: 500 on the threads that handle messages, and 200 in flight, for each of the two collectives."""
+    sockets = CarrierCosts(lone_us=700.0, each_us=500.0)
+    assert priced(FLAT, TWO, 1.0, sockets=sockets) == 2 * [(MESSAGES, 500.0), (BOTH_WAYS, 0.0), (IN_FLIGHT, 200.0)]
 
 
 def test_each_further_member_of_a_group_adds_peer_us() -> None:
     """Five members: three beyond the second, 20 us each: 560 us busy, and 760 alone."""
-    gloo = CarrierCosts(lone_us=700.0, each_us=500.0, peer_us=20.0)
+    sockets = CarrierCosts(lone_us=700.0, each_us=500.0, peer_us=20.0)
     five = replace(TWO, nodes=5)
-    assert priced(FLAT[:1], five, 1.0, gloo=gloo) == [(MESSAGES, 560.0), (BOTH_WAYS, 0.0), (IN_FLIGHT, 200.0)]
+    assert priced(FLAT[:1], five, 1.0, sockets=sockets) == [(MESSAGES, 560.0), (BOTH_WAYS, 0.0), (IN_FLIGHT, 200.0)]
 
 
 def test_no_carrier_moves_bytes_faster_than_its_own_rate() -> None:
-    """1 M floats on two nodes: 2 MB through a rank's link for each collective, at gloo's 8 Gbit/s 2 ms over a link of 100, and 16 ms over a link of 1
+    """1 M floats on two nodes: 2 MB through a rank's link for each collective, at sockets' 8 Gbit/s 2 ms over a link of 100, and 16 ms over a link of 1
     Gbit/s. To a server, over TCP at 16 Gbit/s: 4 MB, and the server takes both ranks' 8 MB: 4 ms."""
     fast, slow = replace(TWO, inter=Link(100, 0)), replace(TWO, inter=Link(1, 0))
-    gloo, tcp = CarrierCosts(gbps=8.0), CarrierCosts(gbps=16.0)
-    assert priced(FLAT[:1], fast, 1e6, gloo=gloo) == [(BOTH_WAYS, 2_000.0)]
-    assert priced(FLAT[:1], slow, 1e6, gloo=gloo) == [(BOTH_WAYS, 16_000.0)]
+    sockets, tcp = CarrierCosts(gbps=8.0), CarrierCosts(gbps=16.0)
+    assert priced(FLAT[:1], fast, 1e6, sockets=sockets) == [(BOTH_WAYS, 2_000.0)]
+    assert priced(FLAT[:1], slow, 1e6, sockets=sockets) == [(BOTH_WAYS, 16_000.0)]
     assert priced(SERVED, fast, 1e6, tcp=tcp) == [(SEND, 4_000.0), (RECEIVE, 4_000.0)]
 
 
 def test_within_a_node_and_between_nodes_each_level_pays_its_own_carrier() -> None:
-    """Two nodes of two ranks: memory within, gloo between; a flat collective over both is gloo's."""
+    """Two nodes of two ranks: memory within, sockets between; a flat collective over both is sockets'."""
     nodes = Cluster("n", 2, 2, Link(1e6, 0), Link(1e6, 0))
     found = priced(
-        ("intra.reduce_scatter", "inter.all_reduce", "intra.all_gather"), nodes, 1.0, memory=CarrierCosts(30.0, 30.0), gloo=CarrierCosts(500.0, 500.0)
+        ("intra.reduce_scatter", "inter.all_reduce", "intra.all_gather"), nodes, 1.0, memory=CarrierCosts(30.0, 30.0), sockets=CarrierCosts(500.0, 500.0)
     )  # fmt: skip
     assert found == [(MESSAGES, 30.0), (INTRA, 0.0), (MESSAGES, 500.0), (BOTH_WAYS, 0.0), (MESSAGES, 30.0), (INTRA, 0.0)]
-    flat = priced(FLAT[:1], nodes, 1.0, memory=CarrierCosts(30.0, 30.0), gloo=CarrierCosts(500.0, 500.0), nccl=CarrierCosts(9.0, 9.0))
+    flat = priced(FLAT[:1], nodes, 1.0, memory=CarrierCosts(30.0, 30.0), sockets=CarrierCosts(500.0, 500.0), nccl=CarrierCosts(9.0, 9.0))
     assert flat == [(MESSAGES, 520.0 - 20.0), (ALL_LINKS, 0.0)]
 
 
 def test_gpus_pay_nccls_costs_and_a_librarys_rings_none() -> None:
-    costs = {"gloo": CarrierCosts(500.0, 500.0), "memory": CarrierCosts(30.0, 30.0), "nccl": CarrierCosts(15.0, 15.0)}
+    costs = {"sockets": CarrierCosts(500.0, 500.0), "memory": CarrierCosts(30.0, 30.0), "nccl": CarrierCosts(15.0, 15.0)}
     assert priced(FLAT[:1], TWO, 1.0, BETWEEN_GPUS, **costs) == [(MESSAGES, 15.0), (BOTH_WAYS, 0.0)]
     assert priced(FLAT[:1], TWO, 1.0, RINGS, **costs) == [(BOTH_WAYS, 0.0)]
 
 
 def test_on_one_machine_everything_passes_its_memory_unless_it_goes_over_tcp() -> None:
-    costs = {name: CarrierCosts(us, us) for name, us in (("tcp", 60.0), ("shm", 20.0), ("gloo", 500.0), ("memory", 200.0))}
+    costs = {name: CarrierCosts(us, us) for name, us in (("tcp", 60.0), ("shm", 20.0), ("sockets", 500.0), ("memory", 200.0))}
     here = replace(TWO, one_machine=True)
     assert priced(SERVED[:1], here, 1.0, **costs)[0] == (MESSAGES, 40.0), "a server handles both ranks' messages"
     assert priced(FLAT[:1], here, 1.0, **costs)[0] == (MESSAGES, 200.0)
@@ -130,7 +130,7 @@ def test_a_servers_pass_takes_what_was_measured_for_so_many_payloads() -> None:
 def test_a_profile_keeps_carriers_and_passes_and_an_older_ones_fixed_times_are_read_as_carriers(tmp_path: Path) -> None:
     passes = ((1, (3.0, 30.0)), (2, (5.0, 50.0)))
     server = CostCurve((1e3, 1e4), (1.0, 10.0), (2.0, 20.0), passes)
-    carriers = {"tcp": CarrierCosts(100.0, 30.0, gbps=12.5), "gloo": CarrierCosts(590.0, 500.0, 20.0)}
+    carriers = {"tcp": CarrierCosts(100.0, 30.0, gbps=12.5), "sockets": CarrierCosts(590.0, 500.0, 20.0)}
     profile = Profile("m", (TensorProfile("t", 10, 0.0),), codecs={"none": {"server": server}}, carriers=carriers, compute_threads=2)
     (tmp_path / "p.json").write_text(json.dumps(profile.to_json()))
     found = load_profile(str(tmp_path / "p.json"))
@@ -139,14 +139,14 @@ def test_a_profile_keeps_carriers_and_passes_and_an_older_ones_fixed_times_are_r
         profile, carriers={}, overheads={"part_us": 200.0, "next_part_us": 60.0, "collective_us": 590.0, "collective_within_us": 280.0}
     )
     assert older.all_carriers == {
-        "tcp": CarrierCosts(100.0, 30.0), "shm": CarrierCosts(100.0, 30.0), "gloo": CarrierCosts(590.0, 590.0), "memory": CarrierCosts(280.0, 280.0)
+        "tcp": CarrierCosts(100.0, 30.0), "shm": CarrierCosts(100.0, 30.0), "sockets": CarrierCosts(590.0, 590.0), "memory": CarrierCosts(280.0, 280.0)
     }  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"carriers": {"pigeon": {}}}, "carriers: unknown carrier 'pigeon'; expected some of tcp, shm, gloo, memory, nccl"),
+        ({"carriers": {"pigeon": {}}}, "carriers: unknown carrier 'pigeon'; expected some of tcp, shm, sockets, memory, nccl"),
         ({"carriers": {"tcp": {"loan_us": 1}}}, "carriers.tcp: unknown field 'loan_us'"),
         ({"carriers": {"tcp": {"gbps": 0}}}, "carriers.tcp.gbps is 0, expected a number above 0"),
         ({"carriers": {"tcp": {"lone_us": -1}}}, "carriers.tcp.lone_us is -1, expected a number of at least 0"),
@@ -170,7 +170,7 @@ def test_the_search_prices_trees_carriers_and_passes_as_the_reference_does_and_i
     passes = tuple((count, (10.0 * count**0.7, 1e4 * count**0.7)) for count in (1, 2, 3, 4, 8))
     curve, server = CostCurve((1e3, 1e6), (10.0, 1e3), (10.0, 1e3)), CostCurve((1e3, 1e6), (1.0, 1e3), (9.0, 9e3), passes)
     tensors = tuple(TensorProfile(f"t{index}", 40_000, 400.0 * index) for index in range(6))
-    carriers = {name: CarrierCosts(200.0, 60.0, 5.0, 20.0) for name in ("tcp", "shm", "gloo", "memory")}
+    carriers = {name: CarrierCosts(200.0, 60.0, 5.0, 20.0) for name in ("tcp", "shm", "sockets", "memory")}
     library = Problem(
         Profile("m", tensors, codecs={"int8": {"cpu": curve, "gpu": curve, "server": server}}),
         Cluster("c", 16, 2, Link(100, 5), Link(10, 40)),

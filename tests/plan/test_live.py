@@ -285,27 +285,18 @@ def test_plans_are_of_all_that_such_a_job_runs(machines: Machines) -> None:
     assert read_plan(found.plan.to_json(), "auto") == found.plan, "so that rank 0 can hand it out"
 
 
-def test_where_groups_are_refused_plans_are_over_servers() -> None:
-    machines = Machines(nodes=2, workers_per_node=2, servers=1, cores=2, groups=False)
-    for device in ("cpu", "cuda"):
-        given = replace(profile(), device=device)
-        of = replace(machines, gpus=device == "cuda")
-        found = outlook(given, of, 20_000.0, buckets("none"), {codec: buckets(codec) for codec in CODECS[:2]}, "none", plans=True)
-        assert found.plan is None or all(bucket.option in (PLAIN, ENCODED) for bucket in found.plan.buckets)
-
-
 def test_of_gradients_on_gpus_plans_encode_there_and_move_payloads_through_the_hosts() -> None:
     """The GPU encodes in a twentieth of the CPU's time, and a gradient takes as long to be copied to the host as over the link."""
     known = {codec: {**curve(1.0), "gpu": curve(0.05)["cpu"]} for codec in CODECS}
     given = replace(profile(), device="cuda", codecs=known)
-    for servers, groups in ((1, False), (0, True)):
-        machines = Machines(nodes=2, workers_per_node=2, servers=servers, cores=2, groups=groups, gpus=True, host=Link(1.0, 10.0))
+    for servers in (1, 0):
+        machines = Machines(nodes=2, workers_per_node=2, servers=servers, cores=2, gpus=True, host=Link(1.0, 10.0))
         found = outlook(given, machines, 20_000.0, buckets("none"), {"bf16": buckets("bf16")}, "none", plans=True)
         assert found.plan is not None and found.tried[0] == PLAN
         check_runs(found.plan, "auto")
         actions = {action for bucket in found.plan.buckets for action in bucket.option}
-        assert "comp@gpu" in actions and (servers > 0) == any("push" in action for action in actions)
-        assert machines.cluster(1.0).collectives == ("host" if groups else "")
+        assert "comp@gpu" in actions and (servers or not any("push" in action for action in actions))
+        assert machines.cluster(1.0).collectives == "host"
 
 
 def test_where_gpus_are_connected_plans_have_payloads_go_from_one_to_the_other() -> None:

@@ -111,9 +111,9 @@ def test_a_plan_of_many_small_collectives_is_not_preferred_for_costs_that_are_mi
     tensors = tuple(TensorProfile(f"t{index}", 1_000, 20.0 * index) for index in range(48))
     cluster = Cluster("c", 2, 1, Link(10, 5), Link(10, 50))
     profile, notes = with_carriers(Profile("m", tensors, device="cpu"))
-    assert "gloo 590 us" in notes[0] and "memory 280 us" in notes[0]
+    assert "sockets 590 us" in notes[0] and "memory 280 us" in notes[0]
     older = Profile("m", tensors, device="cpu", overheads={"collective_us": 7.0})
-    assert with_carriers(older)[0].all_carriers["gloo"] == CarrierCosts(7.0, 7.0)
+    assert with_carriers(older)[0].all_carriers["sockets"] == CarrierCosts(7.0, 7.0)
     problem = Problem(profile, cluster, codec_costs("none", profile), Constraints(servers=True, runtime=True))
     found = search(problem)
     count = sum(bucket.parts * len(bucket.option) for bucket in found.buckets)

@@ -29,7 +29,7 @@ CURVE = CostCurve((1e3, 1e6), (10.0, 4_000.0), (10.0, 4_000.0))
 PROFILE = Profile(
     "m", tuple(TensorProfile(f"t{index}", 250_000, 4_000.0 * index) for index in range(8)), forward_us=10_000.0, device="cpu",
     codecs={name: {"cpu": CURVE, "server": CURVE} for name in ("none", "bf16", "int8")},
-    carriers=dict.fromkeys(("tcp", "shm", "gloo", "memory"), CarrierCosts(400.0, 200.0, gbps=50.0)),
+    carriers=dict.fromkeys(("tcp", "shm", "sockets", "memory"), CarrierCosts(400.0, 200.0, gbps=50.0)),
 )  # fmt: skip
 CLUSTER = Cluster("testbed", 2, 1, Link(10, 50), Link(0.2, 50), servers=1, cores=4)
 FOUR = ("plan", "int8", "bf16", "none")

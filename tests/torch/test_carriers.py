@@ -57,4 +57,4 @@ def test_a_group_uses_the_first_row_of_the_table_that_takes_its_members(monkeypa
 def test_rows_have_names_of_their_own_and_the_last_one_of_each_kind_is_a_way_out() -> None:
     names = [carrier.name for carrier in CARRIERS]
     assert len(set(names)) == len(names)
-    assert names[-1] == "gloo" and not CARRIERS[-1].on_gpus, "groups on GPUs may have none, and then use this one"
+    assert names[-1] == "sockets" and not CARRIERS[-1].on_gpus, "groups on GPUs may have none, and then use this one"

@@ -94,9 +94,10 @@ def test_only_workers_of_one_node_that_may_use_shared_memory_do() -> None:
 
     base = {"root_host": "127.0.0.1", "root_port": 1}
     assert kind((2,), Config(**base)) == ["SharedGroup"] * 2
-    assert kind((1, 1), Config(**base)) == ["GlooGroup"] * 2
-    assert kind((2,), Config(transport="tcp", **base)) == ["GlooGroup"] * 2
-    assert kind((2,), Config(link_mbit=100.0, **base)) == ["GlooGroup"] * 2
+    assert kind((1, 1), Config(**base)) == ["SocketGroup"] * 2
+    assert kind((2,), Config(transport="tcp", **base)) == ["SocketGroup"] * 2
+    assert kind((2,), Config(transport="tcp", link_mbit=100.0, **base)) == ["SharedGroup"] * 2, "a simulated node has memory, too"
+    assert kind((1, 1), Config(transport="tcp", link_mbit=100.0, **base)) == ["SocketGroup"] * 2
 
 
 def test_who_leaves_breaks_the_groups_of_the_others_who_report_it_if_nobody_else_does() -> None:

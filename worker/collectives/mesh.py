@@ -21,18 +21,14 @@ from psgc.errors import GroupError, PsgcError
 from psgc.transport import selection
 from psgc.transport.host import host_id
 from psgc.transport.memory.segment import Bytes, Segment
+from psgc.worker.collectives.turns import LEFT, Closed
 from psgc.worker.session import Session
 
 CHECK_S: Final = 0.1  # how often a member that waits for others to connect looks whether the job has failed
 SECRET_BYTES: Final = 16
 MAX_SIGNAL_BYTES: Final = 512
-LEFT: Final = "this rank has left the group"
 _HELLO: Final = struct.Struct(f"<{SECRET_BYTES}sIQ")  # the listener's secret, the sender's index, and its segment's bytes
 _CREDENTIALS: Final = struct.Struct("3i")  # pid, uid, gid
-
-
-class Closed(Exception):
-    """A member has left, has not answered in time, or this one has ended the mesh. The text says which."""
 
 
 class _Peer(NamedTuple):
@@ -105,7 +101,8 @@ def share_memory(session: Session, members: tuple[int, ...]) -> bool:
     if bisect.bisect_right(ends, members[0]) != bisect.bisect_right(ends, members[-1]):
         return False
     config = session.config
-    allowed = not config.link_mbit and any(transport.local for transport in selection.allowed(config))
+    simulated = bool(config.link_mbit)  # the node is: its workers go over TCP to others alone
+    allowed = simulated or any(transport.local for transport in selection.allowed(config))
     own = f"{host_id()} {os.getuid()}".encode() if allowed else b""
     session.publish(f"shares memory: {session.rank}", own)
     told = {own if member == session.rank else session.lookup(f"shares memory: {member}") for member in members}

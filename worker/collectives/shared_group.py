@@ -10,19 +10,17 @@ from __future__ import annotations
 
 import itertools
 import struct
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from psgc.errors import UsageError
-from psgc.program.checks import check_array, check_cuts, check_payloads, check_root, take_turn
+from psgc.program.checks import check_array, check_cuts, check_payloads, check_root
 from psgc.program.groups import Bytes
-from psgc.worker.collectives.breaking import fail
-from psgc.worker.collectives.mesh import LEFT, Closed, Mesh
+from psgc.worker.collectives.mesh import Mesh
 from psgc.worker.collectives.sums import Adder
+from psgc.worker.collectives.turns import Closed, PeerGroup
 from psgc.worker.session import Session
 
 Array = NDArray[Any]
@@ -42,20 +40,15 @@ class Round(NamedTuple):
     settled: bool = False
 
 
-class SharedGroup:
+class SharedGroup(PeerGroup[Mesh]):
     """See psgc.program.groups.Group. Sums are in member order, also those of ``all_reduce`` and ``reduce``."""
 
     def __init__(self, session: Session, mesh: Mesh) -> None:
-        self.members, self.index = mesh.members, mesh.index
-        self._session, self._mesh = session, mesh
-        self._issuing = threading.Lock()
+        super().__init__(session, mesh)
         self._adder = Adder()
         self._round = 0
         self._more = self._own_more = False  # whether some member, or this one, needs a further round
         self._slots = [_slots(mesh, number) for number in range(SLOTS)]
-
-    def __str__(self) -> str:
-        return f"group of ranks {', '.join(map(str, self.members))}"
 
     def all_reduce(self, array: Array, dtype: str) -> None:
         check_array(array, dtype)
@@ -95,19 +88,6 @@ class SharedGroup:
             np.asarray(place)[:] = sent
         self._run("exchange", 1, self._exchange(outgoing, incoming))
 
-    def abort(self) -> None:
-        """End what is under way on this group, from any thread: it raises, and so does whatever comes later."""
-        self._mesh.end()
-        if self._issuing.acquire(blocking=False):  # else the collective under way ends, and closes the mesh
-            try:
-                self._mesh.close()
-            finally:
-                self._issuing.release()
-
-    def close(self) -> None:
-        """Leave the group, which must be idle on this rank."""
-        self._mesh.close()
-
     # collectives, as rounds
 
     def _all_reduce(self, array: Array, dtype: str, readers: Sequence[int]) -> Iterator[Round]:
@@ -142,7 +122,7 @@ class SharedGroup:
             pieces = [array[start + at : max(start + at, min(start + at + numel, end))] for start, end in itertools.pairwise(cuts)]
 
             def write(slot: Array, pieces: list[Array] = pieces) -> None:
-                for index in self._mesh.others:
+                for index in self._peers.others:
                     _put(pieces[index], slot, offset * index)
 
             def read(slots: dict[int, Array], own: Array = pieces[self.index]) -> None:
@@ -166,7 +146,7 @@ class SharedGroup:
 
             def read(slots: dict[int, Array], pieces: list[Array] = pieces) -> None:
                 if reads:
-                    for index in self._mesh.others:
+                    for index in self._peers.others:
                         pieces[index][:] = _at(slots[index], 0, pieces[index])
 
             yield Round(write, read)
@@ -189,8 +169,8 @@ class SharedGroup:
     def _exchange(self, outgoing: Sequence[Bytes | None], incoming: Sequence[Bytes | None]) -> Iterator[Round]:
         """Only the two ends know a payload's length, so that members tell each other in each round whether they need a further one."""
         each = SLOT_BYTES // len(self.members) // _LINE_BYTES * _LINE_BYTES
-        going = {index: _bytes(outgoing[index]) for index in self._mesh.others}
-        coming = {index: _bytes(incoming[index]) for index in self._mesh.others}
+        going = {index: _bytes(outgoing[index]) for index in self._peers.others}
+        coming = {index: _bytes(incoming[index]) for index in self._peers.others}
         at, self._more = 0, True
         while self._more:
             self._own_more = any(len(payload) > at + each for payload in going.values())
@@ -212,25 +192,8 @@ class SharedGroup:
 
     def _run(self, what: str, numel: int, rounds: Iterator[Round]) -> None:
         """Carry out one collective. Raises the error that ended the job, else GroupError."""
-        if not numel:
-            return
-        try:
-            take_turn(self._issuing, self, what)
-        except UsageError:
-            if self._mesh.ended:  # by another thread, which closes it now
-                fail(self._session, f"{what} in the {self}", LEFT)
-            raise
-        try:
-            self._carry_out(what.encode(), rounds)
-            if not self._mesh.ended:
-                return
-            reason = LEFT
-        except Closed as error:
-            reason = str(error)
-        finally:
-            self._issuing.release()
-        self.abort()  # peers that still wait for this rank are told so
-        fail(self._session, f"{what} in the {self}", reason)
+        if numel:
+            self._in_turn(what, lambda: self._carry_out(what.encode(), rounds))
 
     def _carry_out(self, what: bytes, rounds: Iterator[Round]) -> None:
         previous: Round | None = None
@@ -239,7 +202,7 @@ class SharedGroup:
                 self._read(previous, self._round)
                 previous = None
             one.write(self._slots[(self._round + 1) % SLOTS][self.index])
-            self._mesh.signal(_SIGNAL.pack(self._round + 1, self._own_more) + what)
+            self._peers.signal(_SIGNAL.pack(self._round + 1, self._own_more) + what)
             if previous is not None:
                 self._read(previous, self._round)
             self._round += 1
@@ -253,8 +216,8 @@ class SharedGroup:
 
     def _wait(self, what: bytes) -> None:
         more = self._own_more
-        for index in self._mesh.others:
-            signal = self._mesh.wait(index)
+        for index in self._peers.others:
+            signal = self._peers.wait(index)
             number, others = _SIGNAL.unpack_from(signal)
             if number != self._round or signal[_SIGNAL.size :] != what:
                 other = signal[_SIGNAL.size :].decode(errors="replace")

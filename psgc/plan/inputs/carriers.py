@@ -2,7 +2,7 @@
 
     "carriers": {"tcp": {"lone_us": 100, "each_us": 30, "gbps": 12.5},      pushes to servers and pulls from them: over TCP, and through shared memory
                  "shm": {...},
-                 "gloo": {"lone_us": 590, "each_us": 590, "peer_us": 20},   collectives through hosts' memory: between nodes, and within one
+                 "sockets": {"lone_us": 300, "each_us": 300, "peer_us": 20},   collectives through hosts' memory: between nodes, and within one
                  "memory": {...},
                  "nccl": {...}}                                             collectives from GPU to GPU
 
@@ -19,8 +19,9 @@ from typing import Any, Final
 from psgc.errors import UsageError
 from psgc.plan.inputs.documents import is_number, shown
 
-TCP, SHM, GLOO, MEMORY, NCCL = "tcp", "shm", "gloo", "memory", "nccl"
-CARRIERS: Final = (TCP, SHM, GLOO, MEMORY, NCCL)
+TCP, SHM, SOCKETS, MEMORY, NCCL = "tcp", "shm", "sockets", "memory", "nccl"
+CARRIERS: Final = (TCP, SHM, SOCKETS, MEMORY, NCCL)
+OLDER: Final = {"gloo": SOCKETS}  # what profiles say that were measured while collectives between nodes were gloo's
 OVERHEADS: Final = ("part_us", "next_part_us", "collective_us", "collective_within_us")  # of profiles without the table
 
 
@@ -64,8 +65,9 @@ def read_carriers(table: Any, source: str) -> dict[str, CarrierCosts]:
     if not isinstance(table, Mapping):
         raise UsageError(f"{source}: carriers: expected an object, got {shown(table)}")
     found = {}
-    for name, entry in table.items():
-        place = f"{source}: carriers.{name}"
+    for told, entry in table.items():
+        name = OLDER.get(told, told)
+        place = f"{source}: carriers.{told}"
         if name not in CARRIERS:
             raise UsageError(f"{source}: carriers: unknown carrier {name!r}; expected some of {', '.join(CARRIERS)}")
         if not isinstance(entry, Mapping):
@@ -86,7 +88,7 @@ def carriers_of_overheads(overheads: Mapping[str, float]) -> dict[str, CarrierCo
     if "part_us" in overheads or "next_part_us" in overheads:
         lone, each = (overheads.get(name, 0.0) / 2 for name in ("part_us", "next_part_us"))
         found[TCP] = found[SHM] = CarrierCosts(max(lone, each), each)
-    for carrier, name in ((GLOO, "collective_us"), (MEMORY, "collective_within_us")):
+    for carrier, name in ((SOCKETS, "collective_us"), (MEMORY, "collective_within_us")):
         if name in overheads:
             found[carrier] = CarrierCosts(overheads[name], overheads[name])
     return found

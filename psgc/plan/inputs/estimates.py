@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from psgc.plan.inputs.carriers import GLOO, MEMORY, SHM, TCP, CarrierCosts
+from psgc.plan.inputs.carriers import MEMORY, SHM, SOCKETS, TCP, CarrierCosts
 from psgc.plan.inputs.cluster import Cluster, read_cluster
 from psgc.plan.inputs.profile import V100_CODECS, CostCurve, Profile
 from psgc.processes.pool import MAX_THREADS
@@ -46,7 +46,7 @@ ASSUMED_GPU: Final = "v100"  # where gradients lie on a GPU that nobody names
 # through hosts' memory, half of what each of 64 parts of 16 KiB added to the quickest of 55 steps (reduce_scatter, all_gather; two workers, AMD EPYC, 2 cores,
 # 24 November 2026): 1.17 ms over TCP, as between nodes, 0.55 ms through shared memory, as within one.
 DEFAULT_CARRIERS: Final = {
-    TCP: CarrierCosts(100.0, 30.0), SHM: CarrierCosts(100.0, 30.0), GLOO: CarrierCosts(590.0, 590.0), MEMORY: CarrierCosts(280.0, 280.0),
+    TCP: CarrierCosts(100.0, 30.0), SHM: CarrierCosts(100.0, 30.0), SOCKETS: CarrierCosts(590.0, 590.0), MEMORY: CarrierCosts(280.0, 280.0),
 }  # fmt: skip
 _SELECTION_PASSES: Final = {"topk": 4}  # passes over gradient and residual that find the k-th largest magnitude, one byte of it in each
 # Of powersgd (cuda/lowrank): bytes that are read and written an element by both rounds of encoding, and by the result with its residual; launches of a matrix.

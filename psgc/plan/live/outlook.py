@@ -44,7 +44,6 @@ class Machines:
 
     workers_per_node: of the largest node; even: whether all nodes have the same number.
     cores:            cores of a node.
-    groups:           whether workers may aggregate without servers.
     within_gbps:      rate at which ranks of one node sum in its memory.
     gpus:             whether gradients lie on GPUs.
     host:             the link between a GPU and its host's memory; None if not known.
@@ -56,7 +55,6 @@ class Machines:
     servers: int
     cores: int
     codec_threads: int = 0
-    groups: bool = True
     even: bool = True
     within_gbps: float = MEMORY_GBPS
     gpus: bool = False
@@ -69,7 +67,7 @@ class Machines:
         link = Link(gbps, LATENCY_US)
         inside_gbps = self.host.gbps if self.connected and self.host is not None else self.within_gbps
         within = Link(max(gbps, inside_gbps), LATENCY_US) if self.nodes > 1 else link
-        collectives = ("nccl" if self.connected else "host") if self.gpus and self.groups else ""
+        collectives = ("nccl" if self.connected else "host") if self.gpus else ""
         return Cluster(
             "this job", self.nodes, self.workers_per_node, within, link, self.servers, cores=self.cores, codec_threads=self.codec_threads,
             server_threads=self.cores, host=self.host, collectives=collectives, one_machine=self.one_machine, over_tcp=self.one_machine and self.over_tcp,
@@ -78,9 +76,7 @@ class Machines:
     @property
     def constraints(self) -> Constraints:
         """Constraints that allow only options that this job can run."""
-        return Constraints(
-            ("gpu", "cpu") if self.gpus else ("cpu",), MOST_ENCODES, servers=self.servers > 0, runtime=True, among_workers=self.groups
-        )
+        return Constraints(("gpu", "cpu") if self.gpus else ("cpu",), MOST_ENCODES, servers=self.servers > 0, runtime=True)
 
 
 class Outlook(NamedTuple):

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from psgc.plan.inputs.carriers import GLOO, MEMORY, NCCL
+from psgc.plan.inputs.carriers import MEMORY, NCCL, SOCKETS
 
 
 class Collectives(NamedTuple):
@@ -40,7 +40,7 @@ class Collectives(NamedTuple):
 
 RINGS: Final = Collectives(frozenset({"all_to_all", "gather"}), {})  # a library's, as the papers count them
 LIBRARY: Final = RINGS._replace(trees=True)  # NCCL's, as DistributedDataParallel calls it
-IN_HOSTS_MEMORY: Final = Collectives(RINGS.straight | {"reduce_scatter", "all_gather"}, {}, within=MEMORY, between=GLOO)
+IN_HOSTS_MEMORY: Final = Collectives(RINGS.straight | {"reduce_scatter", "all_gather"}, {}, within=MEMORY, between=SOCKETS)
 BETWEEN_GPUS: Final = Collectives(
     RINGS.straight | {"reduce_scatter"}, {"all_reduce": ("reduce_scatter", "all_gather"), "reduce": ("reduce_scatter", "gather")}, within=NCCL, between=NCCL
 )  # fmt: skip

@@ -91,12 +91,11 @@ class Costs:
     def machines(self) -> Machines:
         session = self._exchange.session
         sizes, config = session.ranks.node_sizes, session.config
-        groups = not (config.encrypt or config.link_mbit)  # they are not encrypted, and no simulated link paces them
         cores, gpu = self._measuring.cores(), self._gpu
         here = config.root_host.startswith("127.") or config.root_host == "localhost"  # all members find the scheduler on this machine
-        over_tcp = len(sizes) > 1 or bool(config.link_mbit) or config.transport == "tcp"  # groups of several nodes go by gloo
+        over_tcp = len(sizes) > 1 or bool(config.link_mbit) or config.transport == "tcp"  # groups of several nodes do
         machines = Machines(
-            len(sizes), max(sizes), config.servers, cores, config.cpu_threads, groups or not config.servers, len(set(sizes)) == 1,
+            len(sizes), max(sizes), config.servers, cores, config.cpu_threads, len(set(sizes)) == 1,
             gpus=gpu is not None, host=None if gpu is None else gpu.host_link(), connected=gpu is not None and self._asked_backend().on_device,
             one_machine=here, over_tcp=over_tcp,
         )  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final, Protocol
 
-from psgc.torch.collectives import device_group, gloo
+from psgc.torch.collectives import device_group, sockets
 from psgc.torch.collectives.memory import SharedMemory
 from psgc.torch.device.engine import Engine
 from psgc.worker.session import Session
@@ -36,4 +36,4 @@ class Carrier(Protocol):
         error. Besides its protocol it has ``abort()``, which ends from any thread what is under way, and ``close()``, to leave the group while it is idle."""
 
 
-CARRIERS: Final[tuple[Carrier, ...]] = (device_group.GpuToGpu(), SharedMemory(), gloo.Gloo())
+CARRIERS: Final[tuple[Carrier, ...]] = (device_group.GpuToGpu(), SharedMemory(), sockets.Sockets())

@@ -206,7 +206,7 @@ def connected(session: Session, members: tuple[int, ...], engine: Engine, store:
 def facts_of(session: Session, engine: Engine | None) -> Facts:
     """What this rank tells the others of where its gradients lie. engine: of their device, None for the CPU."""
     gpu, nccl = ("", "") if engine is None else (engine.runtime.gpu, engine.runtime.nccl)
-    return Facts(host_id(), gpu, nccl, session.config.collectives)
+    return Facts(host_id(), gpu, nccl, session.config.collectives, session.config.encrypt)
 
 
 class GpuToGpu:

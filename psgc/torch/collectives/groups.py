@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from psgc.errors import ConfigError, GroupError, UsageError
+from psgc.errors import GroupError, UsageError
 from psgc.program.checks import check_members
 from psgc.program.groups import DeviceGroup, Group
 from psgc.torch.collectives.carriers import CARRIERS
@@ -27,15 +27,7 @@ _lock = threading.Lock()
 
 def job_groups(session: Session, name: str = "") -> JobGroups:
     """The groups of this session by this name, the same each time: groups of the same ranks under two names share no connection, so that two threads may
-    issue collectives in orders of their own. Nothing is connected before ``group`` is called.
-
-    Raises ConfigError where the job's payloads are to be encrypted: gloo's connections are neither encrypted nor authenticated.
-    """
-    if session.config.encrypt and session.size > 1:
-        raise ConfigError(
-            "PSGC_ENCRYPT=1, but this plan has collectives between workers, which are neither encrypted nor authenticated; "
-            "use a plan over servers alone, or unset PSGC_ENCRYPT where the network is trusted"
-        )
+    issue collectives in orders of their own. Nothing is connected before ``group`` is called."""
     with _lock:
         known = _of_sessions.get((session, name))
         groups = _of_sessions[session, name] = known or JobGroups(session, name)
@@ -104,7 +96,7 @@ class JobGroups:
         return None
 
     def _connected(self, members: tuple[int, ...], connecting: Callable[[], Any]) -> Any:
-        """What ``connecting`` returns. Gloo cannot be interrupted while it connects, so a thread does it that is given up if the job fails meanwhile."""
+        """What ``connecting`` returns. A library cannot be interrupted while it connects, so a thread does it that is given up if the job fails meanwhile."""
         if len(members) == 1:
             return connecting()
         session, made = self._session, list[Any]()
