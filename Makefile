@@ -38,7 +38,7 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 	$(BIN)/python -m pip install --quiet --upgrade pip setuptools wheel
 	grep -v '^torch==' constraints.txt > $(PINS)
 	$(BIN)/python -m pip install --quiet -c $(PINS) "$(TORCH)"
-	$(BIN)/python -m pip install --quiet -c $(PINS) --no-build-isolation -e ".[demo,plan,encrypt,dev]"
+	$(BIN)/python -m pip install --quiet -c $(PINS) --no-build-isolation -e ".[demo,plan,encrypt,watch,dev]"
 	touch $@
 
 $(LIBRARIES): $(STAMP)

@@ -11,5 +11,5 @@ assert VERSION is not None, "psgc/__init__.py states __version__"
 setup(
     version=VERSION[1],
     packages=find_namespace_packages(include=["psgc", "psgc.*"]),
-    package_data={"psgc": ["py.typed"], "psgc.wire": ["PROTOCOL.md"]},
+    package_data={"psgc": ["py.typed"], "psgc.wire": ["PROTOCOL.md"], "psgc.launch.observing": ["page.html"]},
 )

@@ -112,7 +112,14 @@ class Config:
     trace_first: int = 10  # BytePS's: the first steps declare, compile and measure
     trace_last: int = 20
     log_steps: int = 100
+    metrics_port: int = 0  # nowhere
+    metrics_host: str = "127.0.0.1"
+    metrics_otel: bool = False
+    status_port: int = 0  # nowhere
+    status_host: str = "127.0.0.1"
+    status_token: str = field(default="", repr=False)
     log_level: str = "warning"
+    log_format: str = ""  # text, unless the script has set up logging
     telemetry: bool = True
     outlet: str = ""
     launcher: str = ""

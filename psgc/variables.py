@@ -272,7 +272,24 @@ VARIABLES: Final = (
         "PSGC_ALLOW_PICKLE", "allow_pickle", _switch, "w",
         "1, on every rank: broadcast_object and broadcast_optimizer_state take any object, as with allow_pickle=True; ranks may then run code on one another",
     ),
+    Variable(
+        "PSGC_METRICS_PORT", "metrics_port", _integer(1), "wsc",
+        "serve figures for Prometheus: the scheduler at this port, workers at this port + 1 + their local rank, servers at this port + 100 + their index "
+        "(observation.md); needs `pip install 'psgc[watch]'`; default: nowhere",
+    ),
+    Variable("PSGC_METRICS_HOST", "metrics_host", _text, "wsc", "the address at which they are served; 0.0.0.0: to everybody who reaches this machine"),
+    Variable("PSGC_METRICS_OTEL", "metrics_otel", _switch, "wsc", "1: OpenTelemetry, where it is installed, gets the same figures (OTEL_* say where to)"),
+    Variable(
+        "PSGC_STATUS_PORT", "status_port", _integer(1), "c",
+        "serve a page about the job at this port (observation.md); needs `pip install 'psgc[watch]'`; default: nowhere",
+    ),
+    Variable("PSGC_STATUS_HOST", "status_host", _text, "c", "the address at which the page is served; beyond loopback it asks for a token"),
+    Variable("PSGC_STATUS_TOKEN", "status_token", _text, "c", "the page's token; default: one is drawn, and the scheduler logs the page's address with it"),
     Variable("PSGC_LOG_LEVEL", "log_level", _level, "wsc", "least severity logged; trace counts as debug, fatal as error", ("BYTEPS_LOG_LEVEL",)),
+    Variable(
+        "PSGC_LOG_FORMAT", "log_format", _one_of("text", "json"), "wsc",
+        "json: a JSON object a line, to stderr, also where the script has set up logging of its own; default: text, in the script's format where it has one",
+    ),
     Variable("BYTEPS_TELEMETRY_ON", "telemetry", _switch, "w", "0: get_pushpull_speed() always says (0, -5.0), as BytePS's does"),
     Variable("PSGC_OUTLET", "outlet", _text, "wsc", "set by launchers: where their processes' output goes, so that one of them speaks for all"),
     Variable("PSGC_LAUNCHER", "launcher", _text, "wsc", "set by the launcher: where a process tells it whether it has joined, and why it ended"),

@@ -63,6 +63,7 @@ class Engine:
         self._trace = trace
         self.threads = threads
         self._busy_ns: dict[int, int] = {}  # by thread
+        self._folds: dict[int, int] = {}  # by thread
         self._pool = Pool("psgc-sum", threads, broken)
         self._done = done
         self._accumulators: dict[int, NDArray[Any]] = {}  # keys of more than one block of ranks, while their sum is under way
@@ -107,6 +108,11 @@ class Engine:
         """Seconds that the engine's threads have worked, summed over the threads."""
         return sum(self._busy_ns.copy().values()) // 1_000_000
 
+    @property
+    def folds(self) -> int:
+        """Folds that have been carried out."""
+        return sum(self._folds.copy().values())
+
     def close(self) -> None:
         self._pool.close(timeout_s=1.0)
 
@@ -121,6 +127,7 @@ class Engine:
             self._trace.folded(fold.key, fold.step, began_ns)
         thread = threading.get_ident()
         self._busy_ns[thread] = self._busy_ns.get(thread, 0) + monotonic_ns() - began_ns
+        self._folds[thread] = self._folds.get(thread, 0) + 1
 
     def _start(self, fold: Fold, work: KeyWork, store: KeyStore) -> None:
         self._done(self.run(fold, work, store))

@@ -21,10 +21,13 @@ import zmq
 from psgc import __version__
 from psgc.codecs import BucketContext, parse_scheme
 from psgc.config import Config
+from psgc.diagnostics.lines import joined
 from psgc.diagnostics.report import Launcher
 from psgc.errors import PsgcError, RemoteProtocolError
 from psgc.layout import Layout, key_text
+from psgc.observe.exporter import OF_SERVERS, Exporter, export
 from psgc.observe.server_trace import server_trace
+from psgc.observe.table import member_families
 from psgc.processes.absence import Absence, younger
 from psgc.processes.mailbox import Mailbox
 from psgc.processes.pool import threads_of
@@ -92,6 +95,7 @@ class Server:
         self._engine = Engine(_threads(config), self._from_pool, self._broken, self._trace)
         self._state: ServerState | None = None
         self._admitted_at, self._wire_bytes = 0.0, 0
+        self._exporter: Exporter | None = None
         self._keeper = socket.socket(fileno=os.dup(config.keeper_fd)) if config.keeper_fd >= 0 else None
         self._launcher = Launcher(config.launcher)
         self._status: int | None = None
@@ -329,6 +333,11 @@ class Server:
         if self._trace is not None:
             self._trace.joined(topology.rank, topology.node_sizes)
         self._life.alive = partial(member_alive, topology.scheduler_host, topology.scheduler_pid, topology.scheduler_started)
+        joined(topology.rank)
+        name, index = f"server {topology.rank}", topology.rank
+        self._exporter = export(
+            config, OF_SERVERS + index, lambda: member_families("server", name, config.job, self._report(time.monotonic()))
+        )
         self._launcher.tell("joined")
         logger.info("admitted server=%d workers=%d", topology.rank, topology.size)
 
@@ -410,7 +419,10 @@ class Server:
 
     def _report(self, now: float) -> Report:
         """This server's report to the scheduler."""
-        return Report(int(1e3 * (now - self._admitted_at)), self._wire_bytes, busy_ms=self._engine.busy_ms, threads=self._engine.threads)
+        engine = self._engine
+        return Report(
+            int(1e3 * (now - self._admitted_at)), self._wire_bytes, busy_ms=engine.busy_ms, threads=engine.threads, folds=engine.folds
+        )
 
     def _await_admission(self, now: float) -> None:
         config = self.config
@@ -440,6 +452,8 @@ class Server:
                 self._told = self._launcher.tell("job failed", reason)
 
     def _shut(self) -> None:
+        if self._exporter is not None:
+            self._exporter.close()
         self._engine.close()
         self._links.flush()
         if self._gate is not None:

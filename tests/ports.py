@@ -4,6 +4,7 @@ process's connection cannot take one between its choice and its use.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import socket
@@ -32,4 +33,17 @@ def free_port() -> int:
             except OSError:
                 continue
             return port
+    raise AssertionError("there are no more ports")
+
+
+def free_base(*offsets: int) -> int:
+    """A port from which others count: nobody listens at it plus any of these. Of a range of its own, below ``free_port``'s."""
+    for base in range(2_000 + 110 * (os.getpid() % 60), FIRST - max(offsets), 110):
+        with contextlib.ExitStack() as probes:
+            try:
+                for offset in offsets:
+                    probes.enter_context(socket.socket()).bind(("", base + offset))
+            except OSError:
+                continue
+            return base
     raise AssertionError("there are no more ports")

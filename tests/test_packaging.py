@@ -131,7 +131,13 @@ def test_only_config_and_launchers_read_the_environment(path: Path) -> None:
 # Names that are imported, by the distribution that has them.
 DISTRIBUTIONS = {"zmq": "pyzmq", "llvmlite": "numba"}  # numba is of no use without llvmlite
 # With a line that says what to install.
-OPTIONAL = {"matplotlib": "psgc.plan.whatif.pictures", "cryptography": "psgc.transport.security.encryption"}
+OPTIONAL = {
+    "matplotlib": "psgc.plan.whatif.pictures",
+    "cryptography": "psgc.transport.security.encryption",
+    "aiohttp": "psgc.launch.observing.page",
+    "prometheus_client": "psgc.observe.exporter",
+    "opentelemetry": "psgc.observe.telemetry",
+}
 
 
 @for_each(path=sources())

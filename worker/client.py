@@ -96,13 +96,12 @@ class _Server:
 @dataclass(slots=True)
 class Counts:
     """resent: contributions that were lost with a connection and sent again on the next one; asked: PULLs about parts that were unanswered when a connection
-    was replaced; gradient_bytes: payload bytes of completed steps of optimizers' layouts, both directions; uncompressed_bytes: the same steps' bytes if they
-    were uncompressed."""
+    was replaced; carried: by codec, payload bytes of completed steps of optimizers' layouts, both directions, and the same steps' bytes if they were
+    uncompressed."""
 
     resent: int = 0
     asked: int = 0
-    gradient_bytes: int = 0
-    uncompressed_bytes: int = 0
+    carried: dict[str, list[int]] = field(default_factory=dict)
 
 
 class Client:
@@ -177,6 +176,16 @@ class Client:
     def measured(self) -> bool:
         """Whether every server has a connection, and each connection that needs measuring has been measured."""
         return all(state.measured for state in self.servers)
+
+    @property
+    def queued(self) -> int:
+        """Payloads that wait for a server's window or credit. Any thread may ask for this and the next one."""
+        return sum(state.sending.queued for state in self.servers)
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """Payload bytes that servers have not accepted yet."""
+        return sum(state.sending.in_flight for state in self.servers)
 
     @property
     def rate(self) -> int:
@@ -355,8 +364,9 @@ class Client:
 
     def _count(self, part: PartState, header: Header) -> None:
         if part.place.of_gradients and not header.flags & Flag.SKIPPED:
-            self.counts.gradient_bytes += part.said.payload_bytes + header.payload_bytes
-            self.counts.uncompressed_bytes += part.place.plain_bytes
+            carried = self.counts.carried.setdefault(part.place.by, [0, 0])
+            carried[0] += part.said.payload_bytes + header.payload_bytes
+            carried[1] += part.place.plain_bytes
 
     def _error(self, header: Header, payload: Any) -> list[Action]:
         notice = decode_body(Notice, payload if payload is not None else b"")

@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 import time
+from collections import Counter
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from psgc.codecs import BucketContext, parse_scheme
 from psgc.config import Config
 from psgc.errors import JobFailed, PsgcError, UsageError
-from psgc.layout import Declaration, Layout, build_layout
+from psgc.layout import OF_MODELS, Declaration, Layout, build_layout
 from psgc.layout.byteps_hash import HashPlacement
 from psgc.observe.figures import Figures
 from psgc.processes.descriptors import raise_limit
@@ -23,7 +24,7 @@ from psgc.processes.pool import threads_of
 from psgc.program.groups import Groups
 from psgc.program.ranks import Ranks
 from psgc.transport.security import encryption
-from psgc.wire.reports import Report
+from psgc.wire.reports import MOST_TEXT, Report, shortened
 from psgc.worker.executor.executor import Executor
 from psgc.worker.executor.layouts import Host
 from psgc.worker.network import Network
@@ -85,7 +86,7 @@ class ClusterSession(SessionWithOutcome):
         host = Host(session, session._groups, session._network.ask_turn, session._network, config.nonfinite == "raise", config.collectives)
         executor = session._executor = Executor(host, pool_threads(config))
         session._network.steps = executor
-        session._network.membership.reporter = session._report
+        session._network.membership.reporter = session._short_report
         logger.info("joined rank=%d size=%d servers=%d", topology.rank, topology.size, len(topology.servers))
         return session
 
@@ -220,22 +221,39 @@ class ClusterSession(SessionWithOutcome):
             self.wait([ticket])
 
     def statistics(self) -> dict[str, int]:
-        over_servers, over_groups, waiting = self._network.statistics(), self._executor, self._network.membership.waiting
+        over_servers, waiting = self._network.statistics(), self._network.membership.waiting
+        carried = self._carried().values()
         return {
-            "wire_bytes": over_servers["wire_bytes"] + over_groups.moved_bytes, "resent": over_servers["resent"],
-            "gradient_bytes": over_servers["gradient_bytes"] + over_groups.gradient_bytes,
-            "uncompressed_bytes": over_servers["uncompressed_bytes"] + over_groups.uncompressed_bytes,
+            "wire_bytes": over_servers["wire_bytes"] + self._executor.moved_bytes, "resent": over_servers["resent"],
+            "gradient_bytes": sum(moved for moved, _ in carried), "uncompressed_bytes": sum(plain for _, plain in carried),
             "slowest_rank": waiting.slowest_rank, "least_waited_ms": waiting.least_ms, "most_waited_ms": waiting.most_ms,
         }  # fmt: skip
 
-    def _report(self) -> Report:
-        """What this rank tells the scheduler of itself."""
-        figures, counted = self.figures, self.statistics()
-        assert figures is not None
-        return Report(
-            int(1e3 * (time.monotonic() - figures.began)), counted["wire_bytes"], figures.steps, int(1e6 * figures.step_s), int(1e3 * figures.exchange_s),
-            int(1e3 * figures.waited_s), counted["gradient_bytes"], counted["uncompressed_bytes"],
+    def _carried(self) -> dict[str, tuple[int, int]]:
+        """By codec, bytes of gradients in both directions, and what they stand for."""
+        over_servers, over_groups = self._network.carried(), self._executor.carried()
+        return {
+            codec: (a[0] + b[0], a[1] + b[1])
+            for codec in dict.fromkeys((*over_servers, *over_groups))
+            for a, b in ((over_servers.get(codec, (0, 0)), over_groups.get(codec, (0, 0))),)
+        }
+
+    def report(self) -> Report:
+        common = super().report()
+        assert common is not None
+        carried, over_servers, works = self._carried(), self._network.statistics(), self._executor.works()
+        buckets = Counter(work.bucket.codec for work in works if work.layout.kind in OF_MODELS)
+        return replace(
+            common, reconnects=over_servers["reconnects"], queued=over_servers["queued"], in_flight_bytes=over_servers["in_flight_bytes"],
+            codecs={codec: [*carried.get(codec, (0, 0)), buckets[codec]] for codec in dict.fromkeys((*carried, *buckets))},
+            residuals={
+                f"{work.kept.name} {work.tensor_of(0)}"[:MOST_TEXT]: ratio for work in works if (ratio := work.residual_ratio) is not None
+            },
         )  # fmt: skip
+
+    def _short_report(self) -> Report:
+        """What this rank tells the scheduler of itself."""
+        return shortened(self.report())
 
     def note_waited(self, seconds: float) -> None:
         self._network.membership.waiting.own_s += seconds

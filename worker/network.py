@@ -294,10 +294,16 @@ class Network(threading.Thread):
         self.stages.stopped.set()
 
     def statistics(self) -> dict[str, int]:
-        """Bytes that this rank has moved, what they stand for, and parts that were sent again."""
+        """Bytes that this rank has moved, parts that were sent again, connections that were made again, and what waits or is under way."""
         client = self._push_pull.client
         assert client is not None
         return {
             "wire_bytes": self._push_pull.connections.wire_bytes, "resent": client.counts.resent,
-            "gradient_bytes": client.counts.gradient_bytes, "uncompressed_bytes": client.counts.uncompressed_bytes,
+            "reconnects": self._push_pull.connections.reconnects, "queued": client.queued, "in_flight_bytes": client.in_flight_bytes,
         }  # fmt: skip
+
+    def carried(self) -> dict[str, tuple[int, int]]:
+        """By codec, bytes of gradients that this rank has exchanged with servers, and what they stand for."""
+        client = self._push_pull.client
+        assert client is not None
+        return {codec: (moved, plain) for codec, (moved, plain) in client.counts.carried.copy().items()}

@@ -25,8 +25,8 @@ class Phase(Enum):
 @dataclass(frozen=True, slots=True)
 class PartPlace:
     """What a layout says of a part. position: within a turn of the layout's window on its server; turn: the layout's parts on that server; codec: the push
-    codec's id; kind: the layout's; name: of the bucket's first tensor; plain_bytes: what a step of its slice would carry in both directions uncompressed,
-    0 in later rounds, and behind groups."""
+    codec's id; kind: the layout's; name: of the bucket's first tensor; by: the bucket's codec; plain_bytes: what a step of its slice
+    would carry in both directions uncompressed, 0 in later rounds, and behind groups."""
 
     key: int
     server: int
@@ -38,13 +38,14 @@ class PartPlace:
     name: str
     kind: str = "adhoc"
     plain_bytes: int = 0
+    by: str = ""
 
     @classmethod
     def of(cls, layout: Layout, bucket: Bucket, part: Part, codec: int) -> PartPlace:
         return cls(
             part.key, part.server, layout.id, part.round, part.position, layout.parts_on_server[part.server], codec,
             layout.tensors[bucket.tensors[0]].name, layout.kind,
-            0 if part.round or bucket.over_groups else 2 * part.numel * ITEM_BYTES[bucket.dtype],
+            0 if part.round or bucket.over_groups else 2 * part.numel * ITEM_BYTES[bucket.dtype], bucket.codec,
         )  # fmt: skip
 
     @property

@@ -40,6 +40,11 @@ class Sending:
         """Whether some part waits to be sent."""
         return bool(self._waiting)
 
+    @property
+    def queued(self) -> int:
+        """How many parts wait to be sent."""
+        return len(self._waiting)
+
     def connected(self, queues: bool) -> None:
         """On a new connection, whose queue is empty."""
         self.queues, self.unsent = queues, 0

@@ -5,6 +5,7 @@ Owns the interface only; `solo.py` and `cluster.py` implement it. Knows NumPy ar
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Protocol
@@ -18,6 +19,7 @@ from psgc.observe.figures import Figures
 from psgc.observe.worker_trace import WorkerTrace
 from psgc.program.groups import Groups
 from psgc.program.ranks import Ranks
+from psgc.wire.reports import MOST_TEXT, Report
 from psgc.worker.device import DeviceBucket
 from psgc.worker.residuals.residual import LayoutMemory
 
@@ -191,6 +193,19 @@ class Session(ABC):
         connection and sent again; gradient_bytes, the payloads of optimizers' steps in both directions,
         and uncompressed_bytes, what those steps would have carried uncompressed; least_waited_ms, of slowest_rank (-1: not known), and
         most_waited_ms: what ranks had told of their waiting (``note_waited``) about a second ago."""
+
+    def report(self) -> Report | None:
+        """What this process tells of itself, with all of its buckets and codecs; None: nobody is told of it. Any thread may ask."""
+        figures = self.figures
+        if figures is None:
+            return None
+        now, counted = time.monotonic(), self.statistics()
+        exchange_s, waited_s = figures.so_far(now)
+        return Report(
+            int(1e3 * (now - figures.began)), counted["wire_bytes"], figures.steps, int(1e6 * figures.step_s), int(1e3 * exchange_s), int(1e3 * waited_s),
+            counted["gradient_bytes"], counted["uncompressed_bytes"], resent=counted["resent"], plan_version=figures.plan_version,
+            travels=figures.travels[:MOST_TEXT],
+        )  # fmt: skip
 
     def note_waited(self, seconds: float) -> None:  # noqa: B027 - a process that is alone tells nobody
         """This rank has waited for a step's results: tell the job, which finds out who is waited for."""

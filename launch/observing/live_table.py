@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from psgc.observe.table import FIGURES
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -14,17 +16,18 @@ HEADER = ("", "steps", "ms", "waits", "overlap", "ratio", "MB/s", "load", "proce
 
 
 def document(view: View) -> dict[str, Any]:
-    """What ``psgc top --json`` prints."""
+    """What ``psgc top --json`` prints, and the status page shows. Members' figures have the names of ``psgc/observe/table.py``."""
     return {
         "complete": view.complete, "steps": view.steps, "step_ms": view.median("step_ms"), "ratio": view.median("ratio"),
-        "overlap": view.median("overlap"), "slowest_rank": view.slowest_rank,
-        "workers": [_plain(row, ("load",)) for row in view.workers],
-        "servers": [_plain(row, ("steps", "step_ms", "waits", "ratio", "overlap")) for row in view.rows if row.role == "server"],
+        "overlap": view.median("overlap"), "slowest_rank": view.slowest_rank, "awaited": list(view.awaited),
+        "workers": [_plain(row) for row in view.workers], "servers": [_plain(row) for row in view.rows if row.role == "server"],
+        "events": [asdict(event) for event in view.events],
     }  # fmt: skip
 
 
-def _plain(row: Row, without: tuple[str, ...]) -> dict[str, Any]:
-    return {name: value for name, value in asdict(row).items() if name not in ("role", *without)}
+def _plain(row: Row) -> dict[str, Any]:
+    figures = {each.name: row.figures.get(each.name) for each in FIGURES if each.is_of(row.role)}
+    return {"index": row.index, "hostname": row.hostname, "pid": row.pid, "left": row.left, "silent_s": row.silent_s, **figures}
 
 
 def table(view: View, silence_s: float) -> RenderableType:
@@ -53,19 +56,20 @@ def headline(view: View) -> str:
         parts.append(f"{step:.1f} ms each")
     if (ratio := view.median("ratio")) is not None:
         parts.append(f"{ratio:.1f}x fewer bytes than uncompressed")
-    if view.slowest_rank is not None:
-        parts.append(f"others wait for rank {view.slowest_rank}")
+    if view.awaited:
+        parts.append(f"others wait for {', '.join(view.awaited)}")
     return ", ".join(parts)
 
 
 def _cells(row: Row, view: View, silence_s: float) -> list[str]:
-    name = f"{'rank' if row.role == 'worker' else 'server'} {row.index if row.index >= 0 else '?'}"
     notes = ["has left"] if row.left else [f"silent for {row.silent_s:.0f} s"] if row.silent_s > silence_s else []
     if row.role == "worker" and row.index == view.slowest_rank:
         notes.append("slowest")
+    steps, rate = row.number("steps"), row.number("bytes_per_s")
     return [
-        name, "" if row.steps is None else f"{row.steps:,}", _number(row.step_ms, 1), _share(row.waits), _share(row.overlap), _number(row.ratio, 1),
-        "" if row.bytes_per_s is None else f"{row.bytes_per_s / 1e6:.2f}", _share(row.load), f"{row.pid}@{row.hostname}", ", ".join(notes),
+        row.member, "" if steps is None else f"{steps:,}", _number(row.number("step_ms"), 1), _share(row.number("waits")), _share(row.number("overlap")),
+        _number(row.number("ratio"), 1), "" if rate is None else f"{rate / 1e6:.2f}", _share(row.number("load")), f"{row.pid}@{row.hostname}",
+        ", ".join(notes),
     ]  # fmt: skip
 
 

@@ -15,7 +15,7 @@ MAX_REMEMBERED: Final = 400  # characters of a line that are repeated in a messa
 MAX_FRAMES: Final = 2000  # deeper recursion is cut by Python itself
 NEAR_THE_END: Final = 20  # a traceback followed by more lines than this did not end the process
 _ESCAPES: Final = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-_PSGCS_LOG: Final = re.compile(rb"\b(DEBUG|INFO|WARNING)\b\W+psgc\.\w")  # in this order in every usual format of logging
+_PSGCS_LOG: Final = re.compile(rb"\b(DEBUG|INFO|WARNING)\b\W+psgc\.\w|^\{\"psgc\": ")  # in this order in every usual format of logging
 _FRAME: Final = re.compile(r'\s+File "(.+)", line (\d+)')
 
 

@@ -6,10 +6,12 @@ import time
 from collections.abc import Callable
 from typing import BinaryIO, Final
 
+from psgc.diagnostics.lines import JSON_BEGINS
 from psgc.launch.supervision.last_words import LastWords
 
 COLOURS: Final = (36, 32, 33, 35, 34, 96, 92, 93)
 PROGRESS_S: Final = 1.0  # of a progress bar that redraws many times a second, one line a second is shown
+PSGCS_JSON: Final = JSON_BEGINS.encode()  # such a line says itself whose it is, and is to stay JSON
 MAX_LINE_BYTES: Final = 1 << 20  # a longer line is passed on in pieces
 
 
@@ -68,7 +70,7 @@ class Relay:
 
     def _line(self, line: bytes) -> bytes:
         assert self._prefix is not None
-        return self._prefix + _as_shown(line) + b"\n"
+        return (b"" if line.startswith(PSGCS_JSON) else self._prefix) + _as_shown(line) + b"\n"
 
     def _write(self, data: bytes) -> None:
         if data:

@@ -19,6 +19,9 @@ class Figures:
         self.exchange_s = self.waited_s = 0.0
         self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
         self._submitted = 0.0  # when the first bucket of the step under way left; 0.0: none has
+        self._waiting = 0.0  # since when the training thread waits for the step under way; 0.0: it does not
+        self.plan_version = 0  # layouts that optimizers have had
+        self.travels = ""  # the last of these, in words
 
     def submitted(self, now: float) -> None:
         """Note that a bucket is submitted."""
@@ -30,7 +33,23 @@ class Figures:
         if self._submitted and counts:
             self.exchange_s += now - self._submitted
             self.waited_s += min(waited_s, now - self._submitted)
-        self._submitted = 0.0
+        self._submitted = self._waiting = 0.0
+
+    def waits(self, now: float, counts: bool) -> None:
+        """Note that the training thread begins to wait for means. counts: as of ``means_came``."""
+        self._waiting = now if counts else 0.0
+
+    def laid_out(self, travels: str) -> None:
+        """Note that gradients have got a layout. travels: how they travel by it, in words."""
+        self.plan_version += 1
+        self.travels = travels
+
+    def so_far(self, now: float) -> tuple[float, float]:
+        """exchange_s and waited_s with the wait that is under way: a rank that waits for long is seen to."""
+        submitted, waiting = self._submitted, self._waiting
+        if not submitted or not waiting:
+            return self.exchange_s, self.waited_s
+        return self.exchange_s + max(0.0, now - submitted), self.waited_s + max(0.0, now - max(submitted, waiting))
 
     def step_over(self, duration_s: float | None) -> None:
         """Note that the trainer has applied a step. duration_s: the time since it applied the step before."""

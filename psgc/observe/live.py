@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Final
 
-from psgc.wire.reports import Observed, Report, ReportOf, report_of
+from psgc.observe.table import Value, figures_of, increase
+from psgc.wire.reports import Event, Observed, Report, ReportOf, report_of
 
 CLEAR_SHARE: Final = 0.02  # of the time: ranks whose waiting differs by less are about equally fast
+# A member that has missed so many heartbeats is awaited; under a short heartbeat, only after this many seconds, which a busy machine may take.
+SILENT_HEARTBEATS: Final = 2.5
+LEAST_SILENCE_S: Final = 1.5
 Key = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A member's figures; None: not known yet. waits: share of the time in which a worker's training thread waited for means; ratio: uncompressed bytes
-    divided by sent bytes; overlap: share of the exchange in which the training thread did not wait; load: share of the time in which a server's summing
-    threads worked."""
+    """A member and its figures, by the names of ``psgc/observe/table.py``; None: not known yet."""
 
     role: str
     index: int
@@ -25,22 +28,28 @@ class Row:
     pid: int
     left: bool
     silent_s: float
-    steps: int | None = None
-    step_ms: float | None = None
-    bytes_per_s: float | None = None
-    waits: float | None = None
-    ratio: float | None = None
-    overlap: float | None = None
-    load: float | None = None
+    figures: Mapping[str, Value]
+
+    @property
+    def member(self) -> str:
+        """How it is called everywhere."""
+        return f"{'rank' if self.role == 'worker' else 'server'} {self.index if self.index >= 0 else '?'}"
+
+    def number(self, figure: str) -> float | None:
+        """A figure that is one number."""
+        value = self.figures.get(figure)
+        return value if isinstance(value, int | float) else None
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The job at one moment. slowest_rank: the rank that waits clearly less than another, so that others wait for it; None if there is none."""
+    """The job at one moment. awaited: the members that it waits for now: those that are silent, or else the rank that waits clearly less than another."""
 
     complete: bool
     rows: tuple[Row, ...]
+    awaited: tuple[str, ...]
     slowest_rank: int | None
+    events: tuple[Event, ...] = ()
 
     @property
     def workers(self) -> list[Row]:
@@ -48,12 +57,17 @@ class View:
 
     @property
     def steps(self) -> int | None:
-        return min((row.steps for row in self.workers if row.steps is not None), default=None)
+        known = [steps for row in self.workers if (steps := row.number("steps")) is not None]
+        return int(min(known)) if known else None
 
     def median(self, figure: str) -> float | None:
         """The median of a figure over the workers; None if it is not known."""
-        known = [value for row in self.workers if (value := getattr(row, figure)) is not None]
+        known = [value for row in self.workers if (value := row.number(figure)) is not None]
         return statistics.median(known) if known else None
+
+    @property
+    def warnings(self) -> int:
+        return sum(event.level >= logging.WARNING for event in self.events)
 
 
 class Follower:
@@ -87,36 +101,19 @@ def view(observed: Observed, before: Mapping[Key, Report] | None = None) -> View
         _row(member, now.get((member.role, member.index)), (before or {}).get((member.role, member.index))) for member in observed.members
     )
     ordered = tuple(sorted(rows, key=lambda row: (row.role != "worker", row.index)))
-    return View(observed.complete, ordered, _slowest(ordered))
+    slowest = _slowest(ordered)
+    silence_s = max(SILENT_HEARTBEATS * observed.heartbeat_ms / 1e3, LEAST_SILENCE_S)
+    silent = tuple(row.member for row in ordered if observed.complete and not row.left and row.silent_s > silence_s)
+    return View(observed.complete, ordered, silent or (() if slowest is None else (f"rank {slowest}",)), slowest, observed.events)
 
 
 def _row(member: ReportOf, now: Report | None, before: Report | None) -> Row:
-    row = Row(member.role, member.index, member.hostname, member.pid, member.left, member.silent_ms / 1e3)
-    if now is None:
-        return row
-    past = _since(now, before)
-    seconds = past.up_ms / 1e3
-    if not seconds:
-        return row
-    row = replace(row, bytes_per_s=past.wire_bytes / seconds)
-    if member.role == "server":
-        return replace(row, load=min(1.0, past.busy_ms / past.up_ms / now.threads) if now.threads else None)
-    return replace(
-        row, steps=now.steps, step_ms=now.step_us / 1e3 or None, waits=min(1.0, past.waited_ms / past.up_ms),
-        ratio=past.uncompressed_bytes / past.gradient_bytes if past.gradient_bytes else None,
-        overlap=max(0.0, 1 - past.waited_ms / past.exchange_ms) if past.exchange_ms else None,
-    )  # fmt: skip
-
-
-def _since(now: Report, before: Report | None) -> Report:
-    """The increase of all counts, except step_us and threads. An earlier report with a longer time is from before a restart and is ignored."""
-    if before is None or before.up_ms >= now.up_ms:
-        return now
-    return Report(**{each.name: max(0, getattr(now, each.name) - getattr(before, each.name)) for each in fields(Report)})
+    figures = {} if now is None else figures_of(member.role, now, increase(now, before))
+    return Row(member.role, member.index, member.hostname, member.pid, member.left, member.silent_ms / 1e3, figures)
 
 
 def _slowest(rows: tuple[Row, ...]) -> int | None:
-    waits = {row.index: row.waits for row in rows if row.role == "worker" and row.waits is not None}
+    waits = {row.index: waited for row in rows if row.role == "worker" and (waited := row.number("waits")) is not None}
     if len(waits) < 2 or max(waits.values()) - min(waits.values()) < CLEAR_SHARE:
         return None
     return min(waits, key=waits.__getitem__)

@@ -19,6 +19,7 @@ from psgc.processes.addresses import is_loopback, split
 from psgc.processes.reminder import Reminder
 from psgc.program.agenda import Use
 from psgc.scheduler.actions import Action, End, Log, Send
+from psgc.scheduler.events import Events
 from psgc.scheduler.published import Values
 from psgc.scheduler.rendezvous import Barriers, Declarations, Gathering, Name
 from psgc.scheduler.roster import EPOCH, Member, Roster
@@ -73,6 +74,7 @@ class Membership:
     _absence: Absence = field(init=False)
     _least: Member | None = None  # the worker that has waited least, and the longest that any has
     _most_ms: int = 0
+    events: Events = field(default_factory=Events)
     _view: bytes = b""  # the last answer to an observer, and when it was made
     _view_at: float = 0.0
 
@@ -245,7 +247,10 @@ class Membership:
             self._note_waited(member, header.step)
             return [*stalled, self._answer_heartbeat(member)]
         if kind is Kind.REPORT:
-            member.report = decode_body(Report, body)
+            report = decode_body(Report, body)
+            if member.rank == 0 or report.reconnects:  # all ranks' gradients travel alike
+                self.events.compare(now, f"{'rank' if member.register.role == 'worker' else 'server'} {member.rank}", member.report, report)
+            member.report = report
             return []
         if kind is Kind.FAULT:
             return self._fault(member, decode_body(Notice, body), now)
@@ -373,7 +378,9 @@ class Membership:
         if not self._view or not self._view_at <= now < self._view_at + OBSERVED_S:
             members = tuple(_report_of(member, now) for member in self.roster)
             counts = len(self.roster.workers()), len(self.roster.server_members())
-            self._view, self._view_at = pack(encode_body(Observed(self.job, __version__, *counts, self.barriers is not None, members))), now
+            complete, events = self.barriers is not None, self.events.told(now)
+            observed = Observed(self.job, __version__, *counts, complete, members, int(1e3 * self.heartbeat_s), events)
+            self._view, self._view_at = pack(encode_body(observed)), now
         return self._send(peer, Kind.OBSERVE, self._view)
 
     # leaving

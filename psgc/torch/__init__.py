@@ -23,6 +23,8 @@ from psgc.torch.session.api import (
     size,
     suspend,
 )  # fmt: skip
+from psgc.torch.session.callbacks import lightning_callback, log_metrics, log_with_trainer
+from psgc.torch.session.metrics import metrics
 from psgc.torch.session.speed import get_pushpull_speed
 from psgc.torch.tensors.among import reduce
 from psgc.torch.tensors.broadcast import broadcast_object, broadcast_optimizer_state, broadcast_parameters
@@ -60,9 +62,13 @@ __all__ = [
     "get_pushpull_speed",
     "init",
     "is_initialized",
+    "lightning_callback",
     "local_rank",
     "local_sgd",
     "local_size",
+    "log_metrics",
+    "log_with_trainer",
+    "metrics",
     "poll",
     "profile_model",
     "push_pull",

@@ -1,13 +1,18 @@
-"""Bodies by which members report how they do, and by which an observer (``psgc top``) learns of it. Counts and times only grow, from the moment at which
-the member joined; whoever wants a rate takes the difference of two reports."""
+"""Bodies by which members report how they do, and by which an observer (``psgc top``, the status page) learns of it. Counts and times only grow, from the
+moment at which the member joined; whoever wants a rate takes the difference of two reports. What the numbers mean, and in which units they are shown, is the
+table of ``psgc/observe/table.py``."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+import math
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final, Literal
 
 from psgc.errors import RemoteProtocolError
-from psgc.wire.messages import ErrorCode, parse_record
+from psgc.wire.messages import LEFT_OUT_IF_EMPTY, ErrorCode, parse_record
+
+MOST_NAMES: Final = 8  # buckets in a report, and codecs: a thousand ranks send one a second
+MOST_TEXT: Final = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +29,54 @@ class Report:
     uncompressed_bytes: int = 0  # worker: what they would have been uncompressed
     busy_ms: int = 0  # server: that its summing threads have worked, together
     threads: int = 0  # server: how many those are
+    folds: int = 0  # server: sums that these have made
+    resent: int = 0  # worker: contributions that a lost connection took along
+    reconnects: int = 0  # worker: connections to servers that were made again
+    queued: int = 0  # worker: payloads that wait for a server's credit, now
+    in_flight_bytes: int = 0  # worker: that servers have not accepted yet, now
+    plan_version: int = 0  # worker: layouts that its optimizers have had so far
+    travels: str = field(default="", metadata=LEFT_OUT_IF_EMPTY)  # worker: the last of these, in words
+    codecs: dict[str, Any] = field(default_factory=dict, metadata=LEFT_OUT_IF_EMPTY)  # worker: Carried's numbers by codec
+    residuals: dict[str, Any] = field(
+        default_factory=dict, metadata=LEFT_OUT_IF_EMPTY
+    )  # worker: of the buckets where it is largest: |residual| / |gradient|
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            value = getattr(self, each.name)
+        for name in COUNTS:
+            value = getattr(self, name)
             if not 0 <= value < 1 << 63:
-                raise RemoteProtocolError(f"Report.{each.name} is {value}, expected a count", ErrorCode.MALFORMED)
+                raise RemoteProtocolError(f"Report.{name} is {value}, expected a count", ErrorCode.MALFORMED)
+        if len(self.travels) > MOST_TEXT:
+            raise RemoteProtocolError(f"Report.travels has {len(self.travels)} letters", ErrorCode.MALFORMED)
+        for codec, carried in _entries("codecs", self.codecs):
+            if not (isinstance(carried, list) and len(carried) == 3 and all(type(each) is int and 0 <= each < 1 << 63 for each in carried)):
+                raise RemoteProtocolError(f"Report.codecs[{codec!r:.80}] is {carried!r:.80}, expected three counts", ErrorCode.MALFORMED)
+        for bucket, ratio in _entries("residuals", self.residuals):
+            if type(ratio) not in (int, float) or not 0 <= ratio < math.inf:
+                raise RemoteProtocolError(f"Report.residuals[{bucket!r:.80}] is {ratio!r:.80}, expected a ratio", ErrorCode.MALFORMED)
+
+
+def _entries(name: str, found: dict[str, Any]) -> list[tuple[str, Any]]:
+    if not isinstance(found, dict) or not all(isinstance(key, str) and len(key) <= MOST_TEXT for key in found):
+        raise RemoteProtocolError(f"Report.{name} is {found!r:.80}, expected an object", ErrorCode.MALFORMED)
+    return list(found.items())
+
+
+COUNTS: Final = tuple(each.name for each in fields(Report) if each.type == "int")
+NOW: Final = (
+    "step_us",
+    "threads",
+    "queued",
+    "in_flight_bytes",
+    "plan_version",
+)  # of these, those that do not count since the member joined
+
+
+def shortened(report: Report) -> Report:
+    """As it travels once a heartbeat: the codecs that carried most, and the buckets whose residual is largest."""
+    codecs = sorted(report.codecs.items(), key=lambda entry: -entry[1][0])[:MOST_NAMES]
+    residuals = sorted(report.residuals.items(), key=lambda entry: -entry[1])[:MOST_NAMES]
+    return replace(report, codecs=dict(codecs), residuals={name: float(f"{ratio:.4g}") for name, ratio in residuals})
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +93,15 @@ class ReportOf:
 
 
 @dataclass(frozen=True, slots=True)
+class Event:
+    """What the scheduler has noted, or logged, of the job. ago_s: seconds before the answer; level: as in the logging module."""
+
+    ago_s: int
+    level: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Observed:
     """The job as the scheduler knows it."""
 
@@ -55,15 +111,19 @@ class Observed:
     servers: int
     complete: bool
     members: tuple[ReportOf, ...]
+    heartbeat_ms: int = 1000
+    events: tuple[Event, ...] = ()  # of the last hour, the oldest first
 
     @classmethod
     def from_body(cls, body: dict[str, Any]) -> Observed:
         """Raises RemoteProtocolError."""
-        members = body.get("members")
-        if not isinstance(members, list):
-            raise RemoteProtocolError(f"Observed.members is {members!r:.80}, expected a list", ErrorCode.MALFORMED)
-        parsed = tuple(parse_record(ReportOf, member) for member in members)
-        return replace(parse_record(cls, {**body, "members": []}), members=parsed)
+        members, events = body.get("members"), body.get("events", [])
+        for name, found in (("members", members), ("events", events)):
+            if not isinstance(found, list):
+                raise RemoteProtocolError(f"Observed.{name} is {found!r:.80}, expected a list", ErrorCode.MALFORMED)
+        parsed = tuple(parse_record(ReportOf, member) for member in members or ())
+        noted = tuple(parse_record(Event, event) for event in events)
+        return replace(parse_record(cls, {**body, "members": [], "events": []}), members=parsed, events=noted)
 
 
 def report_of(member: ReportOf) -> Report | None:

@@ -226,7 +226,7 @@ def test_what_a_rank_moves_is_counted(two_by_two: Job) -> None:
     assert plain == 2 * 2 * 3 * 65536 * 4 // 4
     payload = parse_codec("int8").payload_bound(65536 // 4)
     assert encoded == 4 * 3 * payload
-    assert two_by_two.executors[0].uncompressed_bytes == 2 * plain
+    assert two_by_two.executors[0].carried() == {"none": (plain, plain), "int8:ef=0": (encoded, plain)}
 
 
 def test_a_nan_ends_the_job_with_rank_and_tensor_where_that_is_asked_for() -> None:

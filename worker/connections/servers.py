@@ -61,6 +61,8 @@ class ServerConnections:
         self._set = LinkSet(pace, lambda link, header: posted(link.owner.server, header))
         self._client: Client
         self._reach: Reach | None = None  # once the servers are known
+        self._met: set[int] = set()  # servers to which there has been a connection
+        self.reconnects = 0  # connections that were made again
         self._lost: dict[int, float] = {}  # server -> when its connection went down; removed once that has been logged
 
     def connect(self, topology: Topology, client: Client, began: float) -> None:
@@ -160,6 +162,8 @@ class ServerConnections:
         for event in link.events():
             if event == "up":
                 reach.up(link.server)
+                self.reconnects += link.server in self._met
+                self._met.add(link.server)
                 if reach.all_answered:
                     self._owner.reached()
                 self._name_lost(link.server)

@@ -35,6 +35,8 @@ from psgc.worker.session import BucketBuffer
 from psgc.worker.submission import Submission
 
 SMALL_NUMEL: Final = 16384  # a kernel takes about as long for so many elements as another thread takes to wake up
+RESIDUAL_EVERY: Final = 100  # steps: two passes over a bucket in so many cost a thousandth of them
+RESIDUAL_FIRST: Final = 10  # the first one looked at; buckets follow one another, so that no step looks at all
 Slices = Sequence[tuple[int, int]]
 
 
@@ -45,6 +47,7 @@ class BucketWork:
         self.layout, self.bucket = kept.layout, kept.bucket
         self.parts, self.kept = parts, kept
         self.step = 0  # the number of steps that have begun
+        self.residual_ratio: float | None = None  # the last one looked at; see ``Kept.ratio``
         self._slices, self._where = slices, where
         self._buffer: BucketBuffer | None = None
 
@@ -81,6 +84,8 @@ class BucketWork:
             part.begin(self.layout.past_steps + self.step, submission, location, array)
             if not skip:
                 self.kept.add_inherited(array, device, slices)
+        if device is None and not skip and (self.step + self.bucket.index) % RESIDUAL_EVERY == RESIDUAL_FIRST:
+            self.residual_ratio = self.kept.ratio(array)
 
     def agree(self, numbers: Iterable[int], group: Group, contributed: bool | None) -> None:
         """All ranks whose bucket it is, which are the group, learn what any of them has met in these parts. contributed: whether some rank

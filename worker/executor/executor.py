@@ -30,6 +30,7 @@ from psgc.worker.executor.named import NAMED, NamedStep, VotedOrder
 from psgc.worker.submission import Submission
 
 logger = logging.getLogger(__name__)
+Carried = dict[str, tuple[int, int]]
 _DECODE_PRIORITY: Final = 1 << 40  # it frees memory, and the next step waits for it; a gradient only starts
 
 
@@ -60,7 +61,7 @@ class Executor:
         self._pool = Pool("psgc-codec", threads, self._broken)
         self._order = VotedOrder(host.member.ranks.everybody, host.ask, lambda: host.member.failed)
         self._named: Lane | None = None  # once it is needed
-        self._retired = (0, 0)  # of layouts that were given up: bytes moved, and bytes uncompressed
+        self._retired: Carried = {}  # of layouts that were given up
 
     # called by other threads
 
@@ -126,19 +127,12 @@ class Executor:
     @property
     def moved_bytes(self) -> int:
         """What this rank has sent and received over groups."""
-        return self.gradient_bytes + _counted(run for run in list(self._layouts.values()) if run.named)[0]
+        named = _counted(run for run in list(self._layouts.values()) if run.named)
+        return sum(moved for moved, _ in (*self.carried().values(), *named.values()))
 
-    @property
-    def gradient_bytes(self) -> int:
-        """What of that was gradients of plans."""
-        return self._of_plans()[0]
-
-    @property
-    def uncompressed_bytes(self) -> int:
-        """What a ring of all ranks would have moved of these, each way, uncompressed."""
-        return self._of_plans()[1]
-
-    def _of_plans(self) -> tuple[int, int]:  # without the lock, which is held while groups are made
+    def carried(self) -> Carried:  # without the lock, which is held while groups are made
+        """By codec, gradients of plans: bytes that this rank has sent and received of them over groups, and what a ring of all ranks would have moved of them,
+        each way, uncompressed."""
         return _counted((run for run in list(self._layouts.values()) if not run.named), self._retired)
 
     def close(self) -> None:
@@ -311,7 +305,11 @@ class Executor:
         self._member.fail(f"rank {self._member.rank}: {where}{kind}{error}")
 
 
-def _counted(runs: Iterable[LayoutRun], before: tuple[int, int] = (0, 0)) -> tuple[int, int]:
-    """Bytes that buckets over groups have moved, and would have uncompressed. before: to which these are added."""
-    works = [one.work for run in runs for one in run.buckets.values()]
-    return before[0] + sum(work.moved_bytes for work in works), before[1] + sum(work.plain_bytes for work in works)
+def _counted(runs: Iterable[LayoutRun], before: Carried | None = None) -> Carried:
+    """By codec, bytes that buckets over groups have moved, and would have uncompressed. before: to which these are added."""
+    found = dict(before or {})
+    for work in [one.work for run in runs for one in run.buckets.values()]:
+        if moved := work.moved_bytes:
+            so_far = found.get(work.bucket.codec, (0, 0))
+            found[work.bucket.codec] = so_far[0] + moved, so_far[1] + work.plain_bytes
+    return found

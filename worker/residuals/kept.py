@@ -6,6 +6,7 @@ gradient before its parts begin, and is applied once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -72,6 +73,20 @@ class Kept:
                 device.add(lo, self.inherited.take(lo, lo + numel))
             elif array is not None:
                 self.inherited.add_to(array[lo : lo + numel], lo)
+
+    def ratio(self, gradient: NDArray[Any]) -> float | None:
+        """The norm of what encoding has left out so far over that of the gradient of the step that starts; None: nothing is kept on the host, or one of the
+        two is not finite, or the gradient is zero."""
+        if gradient.dtype != np.float32 or not self.keeps_residual:
+            return None
+        of_residual = 0.0
+        for _, feedback, _, _, _ in self._places:
+            if feedback.value is not None and feedback.device is None:
+                values = feedback.value.load()
+                of_residual += float(np.dot(values, values)) * feedback.rescale**2
+        of_gradient = float(np.dot(gradient, gradient))
+        found = math.sqrt(of_residual / of_gradient) if 0 < of_gradient < math.inf and of_residual < math.inf else math.inf
+        return found if found < math.inf else None
 
     # between steps
 

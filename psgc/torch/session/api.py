@@ -18,11 +18,13 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from psgc.config import Config
+from psgc.diagnostics.lines import joined, log_own
 from psgc.errors import PsgcError, UsageError
 from psgc.processes.checkpoints import SAVES
 from psgc.torch.collectives.groups import job_groups
 from psgc.torch.session import ending, run_report, without_effect
 from psgc.torch.session.embedded import Embedded, await_services, forget_services, left_in_order
+from psgc.torch.session.exporting import export_figures, stop_exporting
 from psgc.worker.connect import open_session
 from psgc.worker.session import Session
 
@@ -106,6 +108,8 @@ def _join(config: Config) -> None:
     sys.setswitchinterval(config.switch_interval_s)
     _session, _ours, _suspended = _open(config), True, False
     _session.groups_of = functools.partial(job_groups, _session)
+    joined(_session.rank)
+    export_figures(_session)
     without_effect.tell_start(config)
 
 
@@ -141,6 +145,7 @@ def suspend() -> None:
     session.barrier()  # servers answer until everybody has asked for its share
     _before[:] = [session]
     _session, _left, _suspended = None, True, True
+    stop_exporting(session)
     session.close()
     left_in_order()
     run_report.tell_end(session)
@@ -197,6 +202,7 @@ def shutdown() -> None:
     if is_initialized():
         session = current_session()
         _session, _left = None, not session.config.solo
+        stop_exporting(session)
         session.close()
         if not session.failed:
             left_in_order()
@@ -260,15 +266,10 @@ def barrier() -> None:
 
 
 def _set_up_logging(config: Config) -> None:
-    """Obey PSGC_LOG_LEVEL; write to stderr only where the script has set up no logging."""
-    root = logging.getLogger("psgc")
-    root.setLevel(config.log_level.upper())
+    """Obey PSGC_LOG_LEVEL and PSGC_LOG_FORMAT."""
+    log_own(config)
     heard = config.log_level != "error"  # what a run tells of itself is no warning, and heard where warnings are
     run_report.run_logger.setLevel(logging.INFO if heard else logging.ERROR)
-    if not root.hasHandlers():
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-        root.addHandler(handler)
 
 
 @functools.cache

@@ -60,12 +60,19 @@ class RunReport:
 
     def laid_out(self, layout: Layout) -> None:
         """An optimizer's tensors have buckets: say how they travel."""
-        if self._session.rank == 0 and not self._session.config.solo and layout.buckets:
-            run_logger.info("%s", described(layout, self._session.rank))
+        if self._session.config.solo or not layout.buckets:
+            return
+        travels = described(layout, self._session.rank)
+        if self._session.figures is not None:
+            self._session.figures.laid_out(travels)
+        if self._session.rank == 0:
+            run_logger.info("%s", travels)
 
     def wait(self, name: str, tickets: Iterable[Ticket]) -> None:
         """Wait for the last buckets of the layout ``name`` that are under way. Raises what the session's ``wait`` raises."""
         began = time.monotonic()
+        if self._session.figures is not None:
+            self._session.figures.waits(began, counts=bool(self._steps_of(name).count))
         self._session.wait(tickets)
         self.waited(name, time.monotonic() - began)
 

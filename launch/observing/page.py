@@ -1,0 +1,113 @@
+"""The status page of a job, by aiohttp: a page, its document as JSON, and events by which the page follows it.
+
+What a browser is given is the document of ``psgc top --json``; names in it are other people's, and the page shows them as text. A client that reads slowly
+misses documents and holds up nobody. Beyond loopback every request needs the token; on loopback a request must name a loopback host, so that no web page
+elsewhere can read this one by a name of its own (DNS rebinding).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import secrets
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final
+
+from aiohttp import web
+
+from psgc.launch.observing.following import Following
+from psgc.launch.observing.live_table import document
+from psgc.processes.addresses import is_loopback
+
+PAGE: Final = Path(__file__).with_name("page.html")
+MOST_FOLLOWERS: Final = 100
+ALIVE_S: Final = 15.0  # an event that says nothing, so that a connection that is gone is noticed
+PATIENCE_S: Final = 30.0  # for a client that takes nothing
+COOKIE: Final = "psgc_status"
+
+
+class Page:
+    """See the module's text. token: "" on loopback. It lives in one event loop."""
+
+    def __init__(self, following: Following, token: str) -> None:
+        self._following, self._token = following, token
+        self._changed = asyncio.Event()
+        self._followers = 0
+        self.app = web.Application(middlewares=[self._guard])
+        self.app.add_routes([web.get("/", self._page), web.get("/status.json", self._status), web.get("/events", self._events)])
+
+    def changed(self) -> None:
+        """There is another view. In the loop."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
+        if not self._token:
+            host = request.host.rpartition(":")[0] if request.host.rpartition(":")[2].isdigit() else request.host
+            if host.strip("[]") != "localhost" and not is_loopback(host.strip("[]")):
+                return web.Response(status=403, text="this page is served on this machine alone; ask for it by localhost\n")
+            return await handler(request)
+        given = request.query.get("token", "")
+        bearer = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        known = any(hmac.compare_digest(each.encode(), self._token.encode()) for each in (given, bearer, request.cookies.get(COOKIE, "")))
+        if not known:
+            return web.Response(status=401, text="this page needs its token: the scheduler has logged its address with it\n")
+        if given and request.path == "/":  # out of the address, and of the browser's history
+            answer = web.HTTPFound("/")
+            answer.set_cookie(COOKIE, self._token, httponly=True, samesite="Strict")
+            raise answer
+        return await handler(request)
+
+    async def _page(self, _: web.Request) -> web.Response:
+        nonce = secrets.token_urlsafe(16)
+        policy = f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; base-uri 'none'; frame-ancestors 'none'"
+        headers = {
+            "Content-Security-Policy": policy,
+            "X-Content-Type-Options": "nosniff",
+            "Referrer-Policy": "no-referrer",
+            "Cache-Control": "no-store",
+        }
+        return web.Response(text=PAGE.read_text().replace("NONCE", nonce), content_type="text/html", headers=headers)
+
+    async def _status(self, _: web.Request) -> web.Response:
+        await asyncio.to_thread(self._following.fresh)
+        return web.Response(text=self._document(), content_type="application/json", headers={"Cache-Control": "no-store"})
+
+    def _document(self) -> str:
+        view, over = self._following.view, self._following.over
+        found: dict[str, Any] = {} if view is None else document(view)
+        return json.dumps({**found, "over": over})
+
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        if self._followers >= MOST_FOLLOWERS:
+            return web.Response(status=503, text=f"{MOST_FOLLOWERS} browsers follow this job already\n")
+        answer = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        self._followers += 1
+        try:
+            await answer.prepare(request)
+            said = ""
+            while True:
+                self._following.look()
+                changed, now = self._changed, self._document()
+                text = f"data: {now}\n\n" if now != said else ": nothing new\n\n"
+                await asyncio.wait_for(answer.write(text.encode()), PATIENCE_S)
+                said = now
+                try:
+                    await asyncio.wait_for(changed.wait(), ALIVE_S)
+                except asyncio.TimeoutError:
+                    continue
+        except (ConnectionError, asyncio.TimeoutError):
+            return answer
+        finally:
+            self._followers -= 1
+
+
+async def serve(host: str, port: int, page: Page) -> web.AppRunner:
+    """Serve it in the running loop. Raises OSError where the port cannot be had."""
+    runner = web.AppRunner(page.app, access_log=None, handle_signals=False, shutdown_timeout=0.5)
+    await runner.setup()
+    await web.TCPSite(runner, host, port).start()
+    return runner
