@@ -242,7 +242,7 @@ class ClusterSession(SessionWithOutcome):
         common = super().report()
         assert common is not None
         carried, over_servers, works = self._carried(), self._network.statistics(), self._executor.works()
-        buckets = Counter(work.bucket.codec for work in works if work.layout.kind in OF_MODELS)
+        buckets = Counter(work.codec for work in works if work.layout.kind in OF_MODELS)
         return replace(
             common, reconnects=over_servers["reconnects"], queued=over_servers["queued"], in_flight_bytes=over_servers["in_flight_bytes"],
             codecs={codec: [*carried.get(codec, (0, 0)), buckets[codec]] for codec in dict.fromkeys((*carried, *buckets))},

@@ -20,7 +20,7 @@ PROTOCOL = (Path(messages.__file__).parent / "PROTOCOL.md").read_text()
 BODIES = (
     messages.Register, messages.Topology, messages.ServerAddress, messages.Notice, messages.Lookup, messages.Published, messages.Declare, Declaration,
     TensorSpec, BucketSpec, Layout,
-    Bucket, Part, reports.Report, reports.ReportOf, reports.Observed,
+    Bucket, Part, reports.Report, reports.ReportOf, reports.Observed, reports.Event,
 )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from psgc.codecs import Stream
 from psgc.codecs.scheme import PairScheme
 from psgc.errors import DeviceError, PsgcError, UsageError
 from psgc.layout import ITEM_BYTES, Bucket, Layout
-from psgc.layout.building import members_of
+from psgc.layout.building import UNCOMPRESSED, members_of
 from psgc.layout.contributions import keys_of
 from psgc.program.compile import compile_option, renumbered
 from psgc.program.groups import Group
@@ -115,6 +115,11 @@ class BucketWork:
     def unapplied(self) -> bool:
         """Whether servers are still to be told that the last result was not applied: all ranks had skipped."""
         return any(part.agreement.unapplied for part in self.parts)
+
+    @property
+    def codec(self) -> str:
+        """By which its gradients travel: none where its option encodes nothing."""
+        return self.bucket.codec if any(part.program.encodes for part in self.parts) else UNCOMPRESSED
 
     @property
     def moved_bytes(self) -> int:

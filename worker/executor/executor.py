@@ -310,6 +310,6 @@ def _counted(runs: Iterable[LayoutRun], before: Carried | None = None) -> Carrie
     found = dict(before or {})
     for work in [one.work for run in runs for one in run.buckets.values()]:
         if moved := work.moved_bytes:
-            so_far = found.get(work.bucket.codec, (0, 0))
-            found[work.bucket.codec] = so_far[0] + moved, so_far[1] + work.plain_bytes
+            so_far = found.get(work.codec, (0, 0))
+            found[work.codec] = so_far[0] + moved, so_far[1] + work.plain_bytes
     return found
