@@ -45,6 +45,7 @@ def verify(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the corrected profile here, not to --profile's file.")
     ] = None,
+    report: Annotated[Path | None, typer.Option(help="Write a page with what was predicted beside what was measured, by lane.")] = None,
     as_json: Json = False,
 ) -> None:
     """Measure a plan in the job itself, in turns with its plain codec, bf16 and none, beside what was predicted; and correct the profile.
@@ -61,6 +62,7 @@ def verify(
         )
     place = output or Path(profile)
     check_place(place, "--output" if output else "--profile")
+    check_place(report, "--report")
     with progress(as_json):
         from psgc.plan.planfile.runtime import load_runnable
     planned = load_runnable(plan)
@@ -81,6 +83,10 @@ def verify(
     write(place, json.dumps({**document, "correction": found.correction.to_json()}, indent=1), "--output" if output else "--profile")
     from psgc.plan.report.verification import document as shown
 
+    if report is not None:
+        from psgc.plan.report.measured import page
+
+        write(report, page(found, Path(plan).name), "--report")
     if as_json:
         print(json.dumps({**shown(found), "profile": str(place)}))
     else:

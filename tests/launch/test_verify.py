@@ -40,7 +40,22 @@ def files(folder: Path) -> tuple[Path, Path]:
 
 def test_a_plan_is_measured_in_its_job_beside_its_plain_codec_bf16_and_none_and_the_profile_is_corrected(tmp_path: Path) -> None:
     profile, plan = files(tmp_path)
-    asked = ("verify", str(plan), "--profile", str(profile), "--steps", "10", "--json", "--", sys.executable, str(JOB), "1000000000")
+    page = tmp_path / "page.html"
+    asked = (
+        "verify",
+        str(plan),
+        "--profile",
+        str(profile),
+        "--steps",
+        "10",
+        "--report",
+        str(page),
+        "--json",
+        "--",
+        sys.executable,
+        str(JOB),
+        "1000000000",
+    )
     done = run_preloaded("-m", "psgc.launch", *asked, env=dict(os.environ), timeout=HANG_S)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -49,6 +64,7 @@ def test_a_plan_is_measured_in_its_job_beside_its_plain_codec_bf16_and_none_and_
         assert len(one["windows_ms"]) == 2 and min(one["windows_ms"]) > 0 and one["predicted_ms"] > 0
         lanes = {lane["lane"]: lane["measured_ms"] for lane in one["lanes"]}
         assert lanes["compute"] > 0 and lanes["cpu"] > 0 and lanes["inter-send"] > 0, "the job's timelines tell of lanes"
+        assert f"<h3>{one['name']}</h3>" in page.read_text() and f"{one['measured_ms']:,.1f}" in page.read_text()
     correction = load_profile(str(profile)).correction
     assert correction is not None and correction.cluster == "here"
     assert [step["name"] for step in correction.steps] == ["plan", "int8", "bf16", "none"]

@@ -55,6 +55,11 @@ def report(assessed: Assessment) -> str:
             _picture(assessed), _buckets(assessed), _facts(assessed),
         )
     )  # fmt: skip
+    return page_of(title, body)
+
+
+def page_of(title: str, body: str) -> str:
+    """A page with this body, which is HTML."""
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1"><title>{escape(title)}</title>'
     return f'<!doctype html>\n<html lang="en"><head>{head}<style>{STYLE}</style></head><body>{body}</body></html>\n'
 
