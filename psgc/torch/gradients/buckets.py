@@ -16,7 +16,7 @@ from psgc.layout import TensorSpec
 from psgc.torch.gradients.last_mean import LastMean, Noted
 from psgc.torch.gradients.layouts import Declared
 from psgc.torch.gradients.views import move_into_views, move_out
-from psgc.torch.tensors.buffers import Array, TensorsBuffer
+from psgc.torch.tensors.buffers import Array, TensorsBuffer, shape_of
 from psgc.torch.tensors.sent import SentBucket, buffer_of
 
 
@@ -56,9 +56,9 @@ class Gradient:
         """This gradient takes part in the coming step. Raises UsageError for one that psgc cannot carry."""
         if grad.layout != torch.strided:
             raise UsageError(f"gradient of {self.spec.name!r} is sparse; psgc carries dense gradients: use sparse=False in its layer")
-        if tuple(grad.shape) != self.spec.shape:
+        if shape_of(grad) != self.spec.shape:
             raise UsageError(
-                f"gradient of {self.spec.name!r} is of shape {list(grad.shape)}, but it was declared as {list(self.spec.shape)}; "
+                f"gradient of {self.spec.name!r} is of shape {list(shape_of(grad))}, but it was declared as {list(self.spec.shape)}; "
                 f"build a new DistributedOptimizer when parameters change their shape"
             )
         self.seen, self.zero = Noted(grad, grad._version), None

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeAlias
 import torch
 
 from psgc.errors import CodecError, UsageError
+from psgc.torch.tensors.buffers import dtype_name
 from psgc.torch.tensors.codec_text import codec_text
 
 Rule: TypeAlias = Callable[[str, torch.Tensor], Any]
@@ -38,7 +39,7 @@ def _first_match(patterns: Mapping[str, Any], name: str) -> Any:
 
 def codec_by_rule(rule: Rule, name: str, parameter: torch.Tensor) -> str:
     """The codec's canonical text. None: uncompressed. Raises CodecError and UsageError naming the parameter."""
-    dtype = str(parameter.dtype).removeprefix("torch.")
+    dtype = dtype_name(parameter, f"parameter {name!r}")
     given = rule(name, parameter)
     try:
         return codec_text(given, dtype)

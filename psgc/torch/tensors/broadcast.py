@@ -158,7 +158,7 @@ def broadcast_tensors(named: Sequence[tuple[str, torch.Tensor]], root_rank: int,
     session = _checked_root(root_rank)
     if not named:
         return
-    tensors = [torch.view_as_real(t.detach()) if t.is_complex() else t.detach() for _, t in named]
+    tensors = [t.detach() for _, t in named]
     specs = tuple(spec_of(tensor, name, f"broadcast of {name!r}") for (name, _), tensor in zip(named, tensors, strict=True))
     wanted = f"broadcast.{prefix}{_number(session, f'tensors {prefix}', (specs, root_rank))}"
     TensorExchange(session, _declaration(session, wanted, specs, root_rank)).run(tensors, skip=session.rank != root_rank)

@@ -37,20 +37,34 @@ from psgc.worker.session import DeviceBuffer
 Array = NDArray[Any]
 TORCH_DTYPES: Final[dict[str, torch.dtype]] = {name: getattr(torch, name) for name in ITEM_BYTES}
 _NAMES: Final = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+_PARTS: Final = {torch.complex64: torch.float32, torch.complex128: torch.float64}  # of complex dtypes
 
 
 def dtype_name(tensor: torch.Tensor, what: str) -> str:
-    """The layout's name of ``tensor``'s dtype. Raises UsageError naming ``what`` for one that psgc does not carry, and for what is no tensor."""
+    """The layout's name of ``tensor``'s dtype; of a complex one, that of its real and imaginary parts (``real_of``). Raises UsageError naming ``what`` for one
+    that psgc does not carry, and for what is no tensor."""
     if not isinstance(tensor, torch.Tensor):
         raise UsageError(f"{what}: expected a tensor, got a {type(tensor).__name__}; torch.as_tensor() makes one of numbers and arrays")
-    name = _NAMES.get(tensor.dtype)
+    name = _NAMES.get(_PARTS.get(tensor.dtype, tensor.dtype))
     if name is None:
-        raise UsageError(f"{what}: psgc does not carry {_text(tensor.dtype)}; it carries {', '.join(_NAMES.values())}")
+        raise UsageError(f"{what}: psgc does not carry {_text(tensor.dtype)}; it carries {', '.join(_NAMES.values())}, and complex ones")
     if tensor.device.type not in ("cpu", "cuda"):
         raise UsageError(f"{what}: it lies on {tensor.device}; psgc carries tensors of the CPU and of CUDA devices")
     if tensor.layout != torch.strided:
         raise UsageError(f"{what}: psgc carries dense tensors, not {_text(tensor.layout)}; convert it with to_dense()")
+    if tensor.is_conj():
+        raise UsageError(f"{what}: it is a conjugate that is not computed yet, so nothing could be written to it; call resolve_conj()")
     return name
+
+
+def real_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as it travels: itself; of a complex one, its real and imaginary parts, in the same memory."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Of ``real_of``."""
+    return (*tensor.shape, 2) if tensor.is_complex() else tuple(tensor.shape)
 
 
 def _text(value: object) -> str:
@@ -326,8 +340,9 @@ class TensorsBuffer(DeviceBuffer):
         self._there: tuple[Engine, str, DeviceElements] | None = None  # with the codec that it is of
         self._host, self._flat = _FlatOnHost(shapes, dtype), _FlatOnDevice(shapes)
         self.skipped = False
-        self.made: tuple[torch.Tensor | None, ...] = ()
+        self._made: tuple[torch.Tensor | None, ...] = ()
         self._views: tuple[torch.Tensor | None, ...] = (None,) * len(shapes)
+        self._complex: tuple[bool, ...] = ()  # whether a missing tensor is made complex
 
     def lie_in(self, memory: Array) -> None:
         """Pack several tensors, that lie on the host, in this memory, which is as long as the bucket."""
@@ -343,13 +358,23 @@ class TensorsBuffer(DeviceBuffer):
     def bind(self, tensors: Sequence[torch.Tensor | None], likes: Sequence[torch.Tensor] | None = None) -> None:
         """Take these tensors for the next step. likes: what a missing tensor is made like; needed only where one is missing."""
         # Not detach(): what psgc writes to gradients must not count as a change by the script, which tensors' versions tell of.
-        given, wanted = tuple(None if t is None else t.data for t in tensors), tuple(likes or ())
+        given = tuple(None if t is None else real_of(t.data) for t in tensors)
+        wanted = tuple(real_of(like.data) if like.is_complex() else like for like in likes or ())
+        self._complex = tuple(like.is_complex() for like in likes or ())
         found = {t.device: engine for t in (*given, *wanted) if t is not None and (engine := engine_of(t)) is not None}
         events = {device: engine.runtime.current().record() for device, engine in found.items()}  # refuses graphs that are being captured
         self._bound = _Bound(given, wanted, found, events)
-        self.made = (None,) * len(given)
+        self._made = (None,) * len(given)
         self.skipped = False
         self._flat.elements = None
+
+    @property
+    def made(self) -> tuple[torch.Tensor | None, ...]:
+        """By tensor: None for those that were there."""
+        if not any(self._complex):
+            return self._made
+        pairs = zip(self._made, self._complex, strict=True)
+        return tuple(torch.view_as_complex(made) if made is not None and is_complex else made for made, is_complex in pairs)
 
     @property
     def waits(self) -> bool:
@@ -417,7 +442,7 @@ class TensorsBuffer(DeviceBuffer):
             engine = self._bound.engines[device]
             current = engine.runtime.current()
             current.wait(event)
-            for tensor in self.made:
+            for tensor in self._made:
                 if tensor is not None and tensor.device == device:
                     current.hold(tensor)
 
@@ -440,10 +465,10 @@ class TensorsBuffer(DeviceBuffer):
                 made.append(view if view is not None and is_like(view, like) else torch.empty_like(like))
             else:
                 made.append(_empty_like(own, like, own.compute if engine is not None else own.up))
-        self.made = tuple(made)
+        self._made = tuple(made)
 
     def _targets(self) -> list[torch.Tensor]:
-        found = (made if tensor is None else tensor for tensor, made in zip(self._bound.tensors, self.made, strict=True))
+        found = (made if tensor is None else tensor for tensor, made in zip(self._bound.tensors, self._made, strict=True))
         return [tensor for tensor in found if tensor is not None]
 
 

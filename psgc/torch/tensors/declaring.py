@@ -8,14 +8,15 @@ import torch
 
 from psgc.layout import Declaration, TensorSpec
 from psgc.layout.records import LayoutKind
-from psgc.torch.tensors.buffers import dtype_name
+from psgc.torch.tensors.buffers import dtype_name, shape_of
 from psgc.worker.session import Session
 
 
 def spec_of(tensor: torch.Tensor, name: str, what: str, group: int = 0) -> TensorSpec:
-    """Raises UsageError, naming ``what``, for a tensor that psgc does not carry, and for what is no tensor."""
+    """As it travels: of a complex tensor, its real and imaginary parts. Raises UsageError, naming ``what``, for what psgc does not carry, and for what is no
+    tensor."""
     dtype = dtype_name(tensor, what)
-    return TensorSpec(name, tuple(tensor.shape), dtype, group)
+    return TensorSpec(name, shape_of(tensor), dtype, group)
 
 
 def declaration(

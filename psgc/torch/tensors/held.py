@@ -51,7 +51,7 @@ def one_way(codec: str) -> str:
 
 def held_dtype(parameter: torch.Tensor, name: str) -> torch.dtype:
     """What servers hold a parameter as. Raises UsageError for dtypes that are no floats."""
-    spec_of(parameter, name, f"parameter {name!r}")
+    spec_of(parameter, name, f"parameter {name!r}")  # refuses what no layout has
     dtype = WEIGHTS.get(parameter.dtype)
     if dtype is None:
         raise UsageError(f"parameter {name!r} is {parameter.dtype}: asynchronous training holds float parameters only")
@@ -111,6 +111,9 @@ class HeldTensors(api.Member):
         names = _made.setdefault(session, set())
         if name in names:
             raise UsageError(f"HeldTensors: the name {name!r} was used before in this job; choose another")
+        for key, tensor in tensors.items():
+            if tensor.is_complex():
+                raise UsageError(f"HeldTensors: tensor {key!r} is complex; give torch.view_as_real() of it")
         for spec in specs:
             self.rule.check_dtype(spec.dtype)
         self.values = {key: torch.zeros(tensor.shape, dtype=tensor.dtype) for key, tensor in tensors.items()}

@@ -16,7 +16,7 @@ import torch
 from psgc.errors import CodecError, UsageError
 from psgc.layout import MAX_PRIORITY, Declaration, TensorSpec, build_layout
 from psgc.torch.session import api, speed, without_effect
-from psgc.torch.tensors.buffers import TensorsBuffer, contiguous_copy, dtype_name, staging_dtype
+from psgc.torch.tensors.buffers import TensorsBuffer, contiguous_copy, dtype_name, shape_of, staging_dtype
 from psgc.torch.tensors.byteps_options import options_text, seed_among
 from psgc.torch.tensors.codec_text import CodecGiven, codec_text
 from psgc.torch.tensors.declaring import declaration
@@ -222,7 +222,7 @@ def _declared(tensor: torch.Tensor, average: bool, name: str | None, compression
     """The declaration of this tensor. Checks everything about the tensor, before anything is copied."""
     session = api.current_session()
     dtype, codec = _carried(tensor, name, compression)
-    return _declaration(session, name or _unnamed(tensor, average, codec), tuple(tensor.shape), dtype, codec, average)
+    return _declaration(session, name or _unnamed(tensor, average, codec), shape_of(tensor), dtype, codec, average)
 
 
 def _carried(tensor: torch.Tensor, name: str | None, compression: CodecGiven) -> tuple[str, str]:
@@ -275,7 +275,7 @@ def _described(declared: Declaration) -> str:
 
 
 def _unnamed(tensor: torch.Tensor, average: bool, codec: str) -> str:
-    signature = f"{dtype_name(tensor, 'push_pull')}{list(tensor.shape)}.{'mean' if average else 'sum'}.{codec}"
+    signature = f"{dtype_name(tensor, 'push_pull')}{list(shape_of(tensor))}.{'mean' if average else 'sum'}.{codec}"
     names = _names_of(api.current_session())
     with names.lock:
         turn = names.unnamed[signature] % UNNAMED_RING
