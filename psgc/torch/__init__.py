@@ -41,6 +41,7 @@ from psgc.torch.tensors.push_pull import (
     push_pull_inplace,
     synchronize,
 )  # fmt: skip
+from psgc.torch.tensors.sync_batch_norm import SyncBatchNorm
 
 __all__ = [
     "Compression",
@@ -50,6 +51,7 @@ __all__ = [
     "DistributedOptimizer",
     "HeldTensors",
     "OneBitAdam",
+    "SyncBatchNorm",
     "ZeroOneAdam",
     "barrier",
     "broadcast_object",

@@ -1,0 +1,98 @@
+"""Batch normalisation by the statistics of all ranks' batches together, as Horovod's and torch's ``SyncBatchNorm``.
+
+Every rank sums what it has about its own mean, and a push_pull adds up these sums in double precision, so that little is lost where a mean is large beside its
+deviation. push_pull is differentiable, and so the gradients are those of the sum of all ranks' losses, as torch's are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from psgc.torch.session import api
+from psgc.torch.tensors.push_pull import push_pull
+
+
+class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
+    """See the module's text. Takes inputs [N, C, ...] of any device; the options are torch.nn.SyncBatchNorm's. Every rank runs the same layers in the same
+    order, also one whose batch is empty. In evaluation, or alone, it is torch's BatchNorm.
+
+        model = psgc.SyncBatchNorm.convert_sync_batchnorm(model)      # before optimizers are made
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._psgc_name = ""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        self._check_input_dim(input)
+        by_batch = self.training or not self.track_running_stats
+        if not by_batch or api.current_session().size == 1:
+            return super().forward(input)
+        mean, variance, count = self._statistics(input)
+        if self.training and self.track_running_stats:
+            self._follow(mean.detach(), variance.detach(), float(count))
+        shape = [1, -1, *[1] * (input.dim() - 2)]
+        scale = torch.rsqrt(variance + self.eps)
+        scale = scale if self.weight is None else scale * self.weight
+        shift = -mean * scale if self.bias is None else self.bias - mean * scale
+        return input * scale.to(input.dtype).view(shape) + shift.to(input.dtype).view(shape)
+
+    def _statistics(self, given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Mean and variance [C] in float32 or double, of all ranks' batches together, and the number of elements of a channel."""
+        dims = [0, *range(2, given.dim())]
+        own = given.numel() // given.shape[1]
+        wide = given if given.dtype == torch.float64 else given.float()
+        if own:
+            variance, mean = torch.var_mean(wide, dims, correction=0)
+            sums = torch.cat(
+                [mean.double() * own, (variance.double() + mean.double().square()) * own, mean.new_tensor([own], dtype=torch.float64)]
+            )
+        else:
+            sums = torch.cat(
+                [wide.double().sum(dims)] * 2 + [wide.new_zeros(1, dtype=torch.float64)]
+            )  # keeps the graph, so that backward takes part
+        total = push_pull(sums, average=False, name=self._name())
+        channels = given.shape[1]
+        first, second, count = total[:channels], total[channels:-1], total[-1:]
+        mean = first / count
+        return mean.to(wide.dtype), (second / count - mean.square()).clamp_min(0).to(wide.dtype), count.detach()
+
+    def _name(self) -> str:
+        """By the number of layers that have run before for the first time: the same on all ranks."""
+        if not self._psgc_name:
+            self._psgc_name = f"SyncBatchNorm.{api.next_number(api.current_session(), 'SyncBatchNorm')}"
+        return self._psgc_name
+
+    @torch.no_grad()
+    def _follow(self, mean: torch.Tensor, variance: torch.Tensor, count: float) -> None:
+        """Update the running statistics, the variance's without bias."""
+        assert self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None
+        self.num_batches_tracked.add_(1)
+        share = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
+        self.running_var.lerp_((variance * (count / max(1.0, count - 1))).to(self.running_var.dtype), share)
+
+    def _check_input_dim(self, input: torch.Tensor) -> None:
+        if input.dim() < 2:
+            raise ValueError(f"expected at least 2D input (got {input.dim()}D input)")
+
+    @classmethod
+    def convert_sync_batchnorm(cls, module: nn.Module) -> nn.Module:
+        """The module, with each BatchNorm in it replaced by a SyncBatchNorm that has its parameters and statistics."""
+        made = module
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and not isinstance(module, cls):
+            made = cls(module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats)
+            if module.affine:
+                made.weight, made.bias = module.weight, module.bias
+            made.running_mean, made.running_var, made.num_batches_tracked = (
+                module.running_mean,
+                module.running_var,
+                module.num_batches_tracked,
+            )
+            made.training = module.training
+        for name, child in module.named_children():
+            made.add_module(name, cls.convert_sync_batchnorm(child))
+        return made
