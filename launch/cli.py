@@ -20,6 +20,7 @@ from psgc.launch.verbs import (
     bench_pushpull,
     codecs,
     doctor,
+    k8s_render,
     options,
     plan,
     profile,
@@ -49,6 +50,7 @@ class Verb:
 VERBS: Final = (  # in the order of the help
     Verb("run", run.run, ends_with_command=True),
     Verb("slurm", slurm.slurm, ends_with_command=True),
+    Verb("k8s render", k8s_render.render, ends_with_command=True),
     Verb("doctor", doctor.doctor),
     Verb("codecs", codecs.codecs),
     Verb("warm", warm.warm),
@@ -66,6 +68,7 @@ VERBS: Final = (  # in the order of the help
     Verb("trace show", trace_show.show),
 )
 GROUPS: Final = {
+    "k8s": "Jobs on Kubernetes.\n\nExample: psgc k8s render --name digits --image registry/digits -- python train.py",
     "bench": "Measure this machine.\n\nExample: psgc bench kernels --json",
     "trace": "Timelines of a job that ran with PSGC_TRACE=folder.\n\nExample: psgc trace show trace",
 }

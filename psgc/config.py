@@ -33,6 +33,24 @@ def outlet() -> str:
     return os.environ.get("PSGC_OUTLET", "").strip()
 
 
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """The torchrun agent that started this process, whose store outlives the workers. node: its number; attempt: how often it has started them before."""
+
+    host: str
+    port: int
+    node: str
+    attempt: str
+
+
+def agent() -> Agent | None:
+    """None where no agent serves a store. For code that runs without a configuration, because that may be what is wrong."""
+    named = {name: os.environ.get(name, "").strip() for name in ("MASTER_ADDR", "MASTER_PORT", "GROUP_RANK", "TORCHELASTIC_RESTART_COUNT")}
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "").strip() != "True" or not all(named.values()) or not named["MASTER_PORT"].isdigit():
+        return None
+    return Agent(named["MASTER_ADDR"], int(named["MASTER_PORT"]), named["GROUP_RANK"], named["TORCHELASTIC_RESTART_COUNT"])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """All settings of one process. Built by ``from_env``; logged at the start."""

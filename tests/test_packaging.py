@@ -29,9 +29,9 @@ FOLDERS = ("server", "worker", "cuda", "launch")
 FLOORS = {
     "psgc.plan": ("inputs", "model", "planfile", "local_search", "methods", "live", "report", "whatif"),
     "psgc.torch": ("device", "collectives", "session", "tensors", "state", "plans", "gradients", "auto", "ddp", "optimizers"),
-    "psgc.launch": ("supervision", "bench", "topology", "job", "doctor", "profiling", "pages", "observing", "verbs"),
+    "psgc.launch": ("supervision", "bench", "topology", "job", "kubernetes", "on_ray", "doctor", "profiling", "pages", "observing", "verbs"),
 }
-LAYERS = {"core": 1, "cuda": 2, "server": 2, "worker": 2, "scheduler": 2, "torch": 3, "launch": 4, "compat": 5}
+LAYERS = {"core": 1, "cuda": 2, "server": 2, "worker": 2, "scheduler": 2, "torch": 3, "launch": 4, "compat": 5, "ray": 5}
 
 
 @functools.cache
@@ -132,11 +132,12 @@ def test_only_config_and_launchers_read_the_environment(path: Path) -> None:
 DISTRIBUTIONS = {"zmq": "pyzmq", "llvmlite": "numba"}  # numba is of no use without llvmlite
 # With a line that says what to install.
 OPTIONAL = {
-    "matplotlib": "psgc.plan.whatif.pictures",
-    "cryptography": "psgc.transport.security.encryption",
-    "aiohttp": "psgc.launch.observing.page",
-    "prometheus_client": "psgc.observe.exporter",
-    "opentelemetry": "psgc.observe.telemetry",
+    "matplotlib": ("psgc.plan.whatif.pictures",),
+    "cryptography": ("psgc.transport.security.encryption",),
+    "aiohttp": ("psgc.launch.observing.page",),
+    "prometheus_client": ("psgc.observe.exporter",),
+    "opentelemetry": ("psgc.observe.telemetry",),
+    "ray": ("psgc.launch.on_ray.launching", "psgc.launch.on_ray.train"),
 }
 
 
@@ -144,7 +145,7 @@ OPTIONAL = {
 def test_what_is_imported_is_installed_with_psgc(path: Path) -> None:
     required = {re.split(r"[^\w-]", text)[0] for text in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]}
     for name in {name.partition(".")[0] for name in imports(path)} | set(re.findall(r'import_module\("(\w+)', path.read_text())):
-        if name in sys.stdlib_module_names or name == "psgc" or OPTIONAL.get(name) == module_of(path):
+        if name in sys.stdlib_module_names or name == "psgc" or module_of(path) in OPTIONAL.get(name, ()):
             continue
         if name == "triton" and module_of(path).startswith(
             "psgc.cuda."

@@ -7,17 +7,19 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from psgc.config import Config
 from psgc.errors import CodecError, ConfigError, PsgcError, UsageError
 from psgc.launch.job import ranks
 from psgc.launch.job.as_byteps import FOLDER, found_as_byteps
+from psgc.launch.job.batch_signals import ignore_scripts, passing_on
 from psgc.launch.job.clusters import completed
 from psgc.launch.job.cores import cores_of_ranks, described, near_memory
 from psgc.launch.job.devices import local_size, seen_devices
 from psgc.launch.job.interpreter import check_command, note_on, words_of
-from psgc.launch.job.node_addresses import address_of
+from psgc.launch.job.node_addresses import address_of, await_name
 from psgc.launch.job.restarts import await_the_end, restarts_of, run_again
 from psgc.launch.job.role import run_role
 from psgc.launch.job.run import run_job
@@ -39,6 +41,7 @@ JOINT: Final = ("server", "worker")
 REQUIRED = ("DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT")
 GDB = ("gdb", "-ex", "run", "-ex", "bt", "-batch", "--args")
 AS_BYTEPS = "--as-byteps"
+SLURM_GRACE_S: Final = 3600.0  # later than a site's KillWait and GraceTime
 USAGE = """usage: psgc-launch [--as-byteps] CMD...
 
 Starts this machine's part of a job. The role comes from DMLC_ROLE (worker, server, scheduler; joint is server,worker), the rest from
@@ -64,6 +67,7 @@ def main() -> None:
     if sys.argv[1:2] == ["--version"]:
         print(version_line())
         sys.exit(0)
+    ignore_scripts()
     sys.exit(launch(sys.argv[1:], os.environ))
 
 
@@ -84,6 +88,9 @@ def launch(command: list[str], env: Mapping[str, str], verdict: Verdict | None =
             named = ", ".join(f"{name}={value}" for name, value in sorted(found.settings.items()))
             print(f"psgc-launch: from {found.source}: {named}", file=sys.stderr)
         _check_trace(full)
+        if env.get("KUBERNETES_SERVICE_HOST") and not _one_machine(full) and "scheduler" not in roles:
+            own = Config.from_env(of_machine(full), role=roles[-1])
+            await_name(own.root_host, own.register_timeout_s, own.silence_s, lambda text: print(f"psgc-launch: {text}", file=sys.stderr))
 
         def between() -> None:
             if not _one_machine(full):
@@ -226,9 +233,10 @@ def _run_members(
     alone = _one_machine(env)
     # On one node the services end once the workers have; of several, other nodes' workers may still need them.
     ends_with_workers = own.nodes == 1
-    with Supervisor(
-        "psgc-launch", prefix and count > 1, Patience.of(own), absent=None if alone or not workers else absent, verdict=verdict
-    ) as supervisor:
+    supervised = Supervisor(
+        "psgc-launch", prefix and count > 1, _patience(own, env), absent=None if alone or not workers else absent, verdict=verdict
+    )
+    with supervised as supervisor, passing_on(lambda: [child for child in supervisor.children if child.pid in configs]):
         role = [sys.executable, "-m", "psgc.launch.job.role"]
         if "scheduler" in roles:
             _start(supervisor, "scheduler", [*role, "scheduler"], {**env, "DMLC_ROLE": "scheduler"}, service=ends_with_workers)
@@ -242,6 +250,8 @@ def _run_members(
                 keep_memory=True,
                 service=workers and ends_with_workers,
             )
+        for child in supervisor.children:
+            child.follows = workers
         for local_rank, near in enumerate(near_memory(cores)):
             full = {
                 **env, **shared_cores(env, size, pinned=any(cores)), **places[local_rank], **seen_devices(env, local_rank), "DMLC_ROLE": "worker",
@@ -250,6 +260,12 @@ def _run_members(
             config = Config.from_env(full)
             configs[_start(supervisor, f"worker {local_rank}", [*near, *command], full, cores=cores[local_rank]).pid] = config
         return supervisor.run()
+
+
+def _patience(config: Config, env: Mapping[str, str]) -> Patience:
+    """Under Slurm, it is Slurm that ends those who have not ended after a signal: a job that is preempted is requeued only if it is still there then."""
+    patience = Patience.of(config)
+    return replace(patience, grace_s=SLURM_GRACE_S) if env.get("SLURM_STEP_ID") else patience
 
 
 def servers_of(env: Mapping[str, str]) -> list[dict[str, str]]:

@@ -17,6 +17,7 @@ from psgc.launch.topology.interfaces import named
 from psgc.processes.addresses import is_loopback
 
 JOINT: Final = "server,worker"
+RUN_SHIFT: Final = 40  # Slurm's numbers of jobs have 32 bits, and six are a step's
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +56,10 @@ def _slurm(env: Mapping[str, str]) -> Found:
     if nodes > 1 and not hosts:
         raise ConfigError("Slurm's SLURM_STEP_NODELIST names no node; set DMLC_PS_ROOT_URI to the first node's address on every node")
     number = (int(job) if job.isdigit() else 0) * 64 + (int(step) if step.isdigit() else 0)
+    requeued = _first(env, "SLURM_RESTART_COUNT")  # what a run before it has left behind belongs to another job
     port = FREE_PORTS.start + number % (len(FREE_PORTS) - 1)
     return Found(
-        {**_together(env, nodes, int(_first(env, "SLURM_NODEID") or "0"), hosts[0] if hosts else "", port), "PSGC_JOB": str(number + 1)},
+        {**_together(env, nodes, int(_first(env, "SLURM_NODEID") or "0"), hosts[0] if hosts else "", port), "PSGC_JOB": str(number + 1 + (int(requeued) << RUN_SHIFT if requeued.isdigit() else 0))},
         "Slurm",
     )
 

@@ -22,6 +22,7 @@ from typing import Any, Final
 from psgc import __version__
 from psgc.config import Config
 from psgc.errors import CodecError, ConfigError, PsgcError, UsageError
+from psgc.launch.job.batch_signals import passing_on
 from psgc.launch.job.bpslaunch import AS_BYTEPS
 from psgc.launch.job.hostfile import Host
 from psgc.launch.job.placing import Place
@@ -69,7 +70,7 @@ class _Remote:
         self.child: Child
         self.learned: list[tuple[Weight, str, int]] = []
         self._pipe = -1
-        self._ordered = False
+        self.ordered = False
 
     @property
     def name(self) -> str:
@@ -88,11 +89,11 @@ class _Remote:
 
     def order(self, order: Mapping[str, Any]) -> None:
         self._write(json.dumps(order))
-        self._ordered = True
+        self.ordered = True
 
     def live(self) -> None:
         """Give a sign of life."""
-        if self._ordered:
+        if self.ordered:
             self._write("")
 
     def close(self) -> None:
@@ -102,7 +103,7 @@ class _Remote:
 
     def _deliver(self, number: int) -> bool:
         """Pass a signal on."""
-        return self._ordered and self._write(str(int(number)))
+        return self.ordered and self._write(str(int(number)))
 
     def _write(self, line: str) -> bool:
         try:
@@ -154,7 +155,11 @@ def run_hosts(command: Sequence[str], places: Sequence[Place], way: Way, *, code
     own = Patience.of(config)
     patience = replace(own, fault_s=own.fault_s + own.term_s, grace_s=own.grace_s + 2 * own.term_s)  # hosts end by themselves first
     remotes = [_Remote(place) for place in places]
-    with Supervisor(PROGRAM, way.prefix, patience) as supervisor, _closing(remotes):
+    with (
+        Supervisor(PROGRAM, way.prefix, patience) as supervisor,
+        _closing(remotes),
+        passing_on(lambda: [remote.child for remote in remotes if remote.ordered]),
+    ):
         for remote in remotes:
             remote.start(supervisor, way)
         for account in supervisor.blame.accounts:

@@ -1,4 +1,5 @@
-"""Addresses of Slurm's nodes. In clouds, and where several nodes are one machine, a node's name is no host's name: Slurm knows its NodeAddr."""
+"""Addresses of nodes that cannot be looked up. In clouds, and where several nodes are one machine, a node's name is no host's name: Slurm knows its NodeAddr. A
+pod's name is one from when the pod has an address, and Kubernetes starts pods in any order."""
 
 from __future__ import annotations
 
@@ -6,9 +7,14 @@ import re
 import shutil
 import socket
 import subprocess
+import time
+from collections.abc import Callable
 from typing import Final
 
+from psgc.processes.reminder import Reminder
+
 SCONTROL_S: Final = 10.0
+LOOK_S: Final = 1.0
 
 
 def address_of(node: str) -> str:
@@ -18,6 +24,21 @@ def address_of(node: str) -> str:
     except OSError:
         return node_addr(_shown(node)) or node
     return node
+
+
+def await_name(host: str, limit_s: float, silence_s: float, say: Callable[[str], None], now: Callable[[], float] = time.monotonic) -> None:
+    """Return once ``host`` can be looked up, or after ``limit_s``, when whoever needs it says that it cannot. silence_s: after which ``say`` is told."""
+    began = now()
+    reminder = Reminder(began)
+    while now() < began + limit_s:
+        try:
+            socket.getaddrinfo(host, None)
+        except OSError as error:
+            if reminder.due(now(), silence_s):
+                say(f"waiting until DMLC_PS_ROOT_URI={host} can be looked up ({error.strerror or error}): is the scheduler's pod started?")
+            time.sleep(LOOK_S)
+        else:
+            return
 
 
 def node_addr(shown: str) -> str:

@@ -18,6 +18,7 @@ import time
 from typing import Any, Final
 
 from psgc import __version__
+from psgc.launch.job.batch_signals import ignore_scripts
 from psgc.launch.job.ranks import free_port
 from psgc.launch.supervision.blame import Weight
 from psgc.launch.supervision.noting_relay import MARK
@@ -32,6 +33,7 @@ def tell(event: str, **more: Any) -> None:
 
 
 def main() -> None:
+    ignore_scripts()
     tell("hello", version=__version__, connection=os.environ.get("SSH_CONNECTION", ""), port=_pair_of_ports(), python=sys.executable)
     order_line = sys.stdin.readline()
     if not order_line.endswith("\n"):

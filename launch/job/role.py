@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +14,7 @@ from psgc.config import Config
 from psgc.diagnostics.lines import log_everything
 from psgc.diagnostics.report import Launcher
 from psgc.errors import ConfigError, PsgcError
+from psgc.launch.job.batch_signals import ignore_scripts, obey_the_launcher_alone
 from psgc.processes.descriptors import raise_limit
 
 logger = logging.getLogger(__name__)
@@ -79,6 +81,8 @@ def beside(config: Config, env: Mapping[str, str] | None) -> Iterator[None]:
 def main() -> None:
     if len(sys.argv) != 2 or sys.argv[1] not in ("scheduler", "server"):
         sys.exit("usage: python -m psgc.launch.job.role scheduler|server")
+    ignore_scripts()
+    obey_the_launcher_alone(os.environ)
     sys.exit(run_role(sys.argv[1]))
 
 

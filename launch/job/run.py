@@ -14,6 +14,7 @@ from psgc.config import Config
 from psgc.errors import CodecError, PsgcError, UsageError
 from psgc.launch.job import ranks
 from psgc.launch.job.as_byteps import found_as_byteps
+from psgc.launch.job.batch_signals import passing_on
 from psgc.launch.job.devices import seen_devices
 from psgc.launch.job.interpreter import check_command, note_on
 from psgc.launch.job.threads import shared_cores
@@ -80,7 +81,11 @@ def run_job(command: Sequence[str], *, workers: int = 2, servers: int = 1, nodes
     if note := note_on(command):
         print(f"{program}: {note}", file=sys.stderr)
     prepare([codec] if codec else [])
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener, Supervisor(program, prefix, Patience.of(config)) as supervisor:
+    with (
+        socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener,
+        Supervisor(program, prefix, Patience.of(config)) as supervisor,
+        passing_on(lambda: [child for child in supervisor.children if not child.service]),
+    ):
         listener.bind(("127.0.0.1", 0))
         listener.listen(1024)
         env = {**_job_env(listener.getsockname()[1], workers, servers, nodes, codec, pinned=any(cores)), **files, **(more or {})}

@@ -26,7 +26,8 @@ class Batch:
     settings: Mapping[str, str] = field(default_factory=dict)
 
     def script(self) -> str:
-        options = {"nodes": str(self.nodes), "ntasks-per-node": "1", "job-name": "psgc", "output": "psgc-%j.log", **self.options}
+        # Appended to: a job that Slurm starts again keeps what it said before.
+        options = {"nodes": str(self.nodes), "ntasks-per-node": "1", "job-name": "psgc", "output": "psgc-%j.log", "open-mode": "append", **self.options}
         return "\n".join(
             [
                 "#!/bin/bash",

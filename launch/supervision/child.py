@@ -36,6 +36,7 @@ class Child:
     relays: dict[IO[bytes], Relay] = field(default_factory=dict)
     status: int | None = None  # as Popen's returncode, once the leader has ended
     gone: bool = False  # no process of its group is left
+    follows: bool = False  # serves those who work here until they have ended, whoever tells them to
     deliver: Callable[[int], bool] | None = (
         None  # passes a signal on to where the work is done, if it can; SIGKILL always goes to the process group
     )

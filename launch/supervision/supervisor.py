@@ -332,7 +332,7 @@ class Supervisor:
                 self._signal_all(signal.SIGKILL)
             return
         self._interrupt = number
-        for child in [c for c in self.children if c.running and not c.service] or self.children:
+        for child in [c for c in self.children if c.running and not (c.service or c.follows)] or self.children:
             child.signal_group(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
         self._end_within(self._patience.grace_s)
 

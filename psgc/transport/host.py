@@ -9,7 +9,9 @@ from functools import cache
 from pathlib import Path
 
 from psgc.errors import ConfigError
-from psgc.processes.addresses import lookup
+from psgc.processes.addresses import is_loopback, lookup
+
+OUTSIDE = ("192.0.2.1", "2001:db8::1")  # addresses that are kept for examples: the way to them is the default route
 
 
 @cache
@@ -64,3 +66,18 @@ def local_address_for(remote: str) -> str:
         raise ConfigError(
             f"DMLC_PS_ROOT_URI={remote!r} cannot be reached or resolved ({error}); give an address of the scheduler"
         ) from None
+
+
+def address_for_others(remote: str) -> str:
+    """``local_address_for``, but one that other hosts reach, where this machine has one: many machines' own name leads to 127.0.1.1. Raises ConfigError."""
+    found = local_address_for(remote)
+    if not is_loopback(found) or is_loopback(remote):
+        return found
+    for outside in OUTSIDE:
+        try:
+            outward = local_address_for(outside)
+        except ConfigError:
+            continue
+        if not is_loopback(outward):
+            return outward
+    return found

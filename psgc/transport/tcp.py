@@ -394,6 +394,8 @@ class Tcp(Transport):
         """Listen on the address from which the scheduler is reached, unless another one is configured: a job on one machine listens on loopback
         only."""
         reached_at = "" if config.advertise else config.node_host or local_address_for(config.root_host)
+        if not config.node_host and is_loopback(reached_at) and not is_loopback(config.root_host):
+            reached_at = config.root_host  # this is the scheduler's machine, whose name leads to itself here, and to its address elsewhere
         host = config.node_host or config.root_host
         alone = is_loopback(config.root_host) and is_loopback(host) and not config.advertise
         own = config.node_host or local_address_for(host)  # loopback has many addresses

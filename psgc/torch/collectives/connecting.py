@@ -8,14 +8,15 @@ from typing import Any
 
 from torch._C._distributed_c10d import TCPStore  # which torch.distributed passes on untyped
 
-from psgc.transport.host import local_address_for
+from psgc.transport.host import address_for_others, local_address_for
 from psgc.worker.session import Session
 
 
 def address_of(session: Session) -> str:
-    """The address of this machine at which the other workers reach it: the one that it reaches the scheduler from, or DMLC_NODE_HOST."""
+    """The address of this machine at which the other workers reach it: the one that it reaches the scheduler from, or DMLC_NODE_HOST. On the scheduler's
+    machine, whose name may lead to the machine itself, it is the one of the default route."""
     config = session.config
-    return config.node_host or local_address_for(config.root_host)
+    return config.node_host or (address_for_others if config.nodes > 1 else local_address_for)(config.root_host)
 
 
 def meeting_store(session: Session, members: tuple[int, ...], name: str) -> Any:

@@ -29,6 +29,7 @@ from typing import Any, Final, TypeVar
 from psgc.config import Config
 from psgc.errors import ConfigError, JobFailed, PsgcError, UsageError
 from psgc.processes.addresses import is_loopback
+from psgc.processes.reminder import Reminder
 from psgc.torch.session.run_report import run_logger
 
 logger = logging.getLogger(__name__)
@@ -283,16 +284,20 @@ def left_in_order() -> None:
 
 
 def await_services() -> None:
-    """At exit: wait until this node's services have ended, because other workers may still need them. Of a job that has failed, not for long."""
-    began, said = time.monotonic(), False
+    """At exit: wait until this node's services have ended, because other workers may still need them. Of a job that has failed, not for long. What is waited for
+    is said again and again: a worker that hangs elsewhere, and whose process lives, is nobody's fault that psgc could find."""
+    began = time.monotonic()
+    reminder = Reminder(began)
     for services in _started:
         while services.popen.poll() is None:
             waited = time.monotonic() - began
             if waited > FAILED_END_S and not services.left:
                 return
-            if waited > SAY_S and not said:
-                said = True
-                logger.warning("this worker is done; its node's servers end once every worker has left the job")
+            if reminder.due(time.monotonic(), SAY_S):
+                logger.warning(
+                    "this worker is done, and has waited for %.0f s so far: its node's servers end once every worker has left the job (`psgc top` shows who has not)",
+                    waited,
+                )
             time.sleep(POLL_S[0])
 
 

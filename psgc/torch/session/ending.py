@@ -1,8 +1,8 @@
 """Handles an uncaught error of the script: tells the launcher and the other ranks, and prints the traceback.
 
 Told are the launcher that started this process and, through the scheduler, every other rank. Printed is the traceback; of psgc's own errors only
-the user's frames and one line. That the job has failed elsewhere is printed by the launcher, once, where there is one. Of Ctrl-C the launcher
-tells, too: beside that one rank says where it was.
+the user's frames and one line. That the job has failed elsewhere is printed by the launcher, once, where there is one; under torchrun, which says nothing, what
+several workers of a node would say is said by one of them (once.py). Of Ctrl-C the launcher tells, too: beside that one rank says where it was.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from psgc.config import Config
 from psgc.diagnostics.place import place, users_frames
 from psgc.diagnostics.report import Launcher
 from psgc.errors import ConfigError, JobFailed, PsgcError
+from psgc.torch.session.once import first_to_say
 from psgc.transport.control.absence import tell_absence
 from psgc.worker.session import Session
 
@@ -30,6 +31,15 @@ def install(session: Callable[[], Session | None], awaited: Callable[[], Config 
     told as those after it, and again by init(): the script may have set a hook of its own in between."""
     if not isinstance(sys.excepthook, _Watch):
         sys.excepthook = watch(session, sys.excepthook, awaited)
+
+
+def tell_ranks(error: BaseException) -> None:
+    """As the hook does, for whoever catches the script's error in its place: have the other ranks told, unless they have told us."""
+    hook = sys.excepthook
+    current = hook._session() if isinstance(hook, _Watch) else None
+    error = _behind(error, current)
+    if _job_failure(error) is None:
+        _tell(current, error, place(error.__traceback__))
 
 
 def watch(session: Callable[[], Session | None], previous: Hook, awaited: Callable[[], Config | None] = lambda: None) -> Hook:
@@ -64,9 +74,9 @@ class _Watch:
         if not isinstance(error, PsgcError):
             self._previous(kind, error, trace)
         elif not isinstance(error, JobFailed):
-            _print_short(error, trace)
+            _print_once(_short(error, trace))
         elif not error.told:
-            sys.stderr.write(f"psgc: {_one_line(error)}\n")
+            _print_once(f"psgc: {_one_line(error)}\n")
         if current is None:
             _tell_scheduler(self._awaited, error, where)
 
@@ -125,12 +135,16 @@ def _tell(session: Session | None, error: BaseException, where: str) -> None:
         logger.warning("could not tell the other ranks: %s", second)
 
 
-def _print_short(error: PsgcError, trace: TracebackType | None) -> None:
+def _short(error: PsgcError, trace: TracebackType | None) -> str:
     """Wrong settings are no matter of the script; of other errors the user's own frames are shown, as Python shows them."""
     frames = [] if isinstance(error, ConfigError) else users_frames(trace)
-    if frames:
-        sys.stderr.write("Traceback (most recent call last):\n" + "".join(traceback.format_list(frames)))
-    sys.stderr.write(f"{type(error).__name__ if frames else 'psgc'}: {_one_line(error)}\n")
+    shown = "Traceback (most recent call last):\n" + "".join(traceback.format_list(frames)) if frames else ""
+    return f"{shown}{type(error).__name__ if frames else 'psgc'}: {_one_line(error)}\n"
+
+
+def _print_once(text: str) -> None:
+    if first_to_say(text):
+        sys.stderr.write(text)
 
 
 def _print_interrupted(session: Session, where: str) -> None:

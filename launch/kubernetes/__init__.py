@@ -1,0 +1,1 @@
+"""Manifests by which Kubernetes starts a job: ``psgc k8s render``."""

@@ -1,0 +1,225 @@
+"""``psgc.ray.launch``: a whole job on a Ray cluster, from one call to its end.
+
+A placement group has a bundle for each worker and each server. Workers are actors that run the function; the scheduler, beside rank 0, and the servers are actors
+that serve until the job ends. All of them end with the call, however it ends.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+from psgc.config import Config
+from psgc.errors import JobFailed, PsgcError, UsageError
+from psgc.launch.job.ranks import free_port
+from psgc.launch.job.run import NOT_INHERITED
+from psgc.launch.on_ray.placing import Found, lacking, seats
+from psgc.processes.addresses import listening_socket
+from psgc.variables import PREFIXES
+
+T = TypeVar("T")
+PLACED_S: Final = 60.0
+OWN_END_S: Final = 6.0  # in which, after a failure, the others hear of it and end by themselves
+
+
+class PlacementError(PsgcError):
+    """The cluster has no room for the job."""
+
+
+def launch(
+    fn: Callable[..., T], *, workers: int, servers: int | None = None, resources: Mapping[str, float] | None = None,
+    server_resources: Mapping[str, float] | None = None, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None,
+    env: Mapping[str, str] | None = None, strategy: str = "PACK", placement_timeout_s: float = PLACED_S,
+) -> list[T]:  # fmt: skip
+    """Run ``fn(*args, **kwargs)``, which calls ``psgc.torch.init()``, in so many workers of one job; what it returned on each rank, in their order.
+
+    servers: default: one for each node that workers are on, at most one a worker. 0: the workers aggregate among themselves. resources: of each worker, as Ray
+    names them (default: one CPU). server_resources: of each server (default: one CPU). env: settings of all processes (PSGC_CODEC and others); those that the
+    driver's environment has under psgc's prefixes count, too. strategy: of the placement group.
+
+    Raises what ``fn`` raised on the rank that failed first, as ``ray.get`` does, Ray's ActorDiedError for a worker that died, PsgcError for a scheduler or
+    server that ended, PlacementError if the cluster has no room for ``placement_timeout_s``, UsageError.
+    """
+    ray = _ray()
+    each, of_server = dict(resources or {"CPU": 1}), dict(server_resources or {"CPU": 1})
+    count = workers if servers is None else servers
+    if workers < 1 or count < 0:
+        raise UsageError(f"psgc.ray.launch: workers={workers}, servers={servers}: at least 1 worker, and 0 servers or more")
+    shared = _settings(env or {})
+    _check(shared, workers, count)
+    if not ray.is_initialized():
+        ray.init()
+    group = _place(ray, [dict(each) for _ in range(workers)], [dict(of_server) for _ in range(count)], strategy, placement_timeout_s)
+    actors: list[Any] = []
+    try:
+        return _run(ray, group, actors, (each, workers), (of_server, count, servers is None), shared, (fn, tuple(args), dict(kwargs or {})))
+    finally:
+        for actor in actors:
+            ray.kill(actor)
+        ray.util.remove_placement_group(group)
+
+
+def _ray() -> Any:
+    try:
+        import ray
+        import ray.util
+    except ImportError:
+        raise UsageError("psgc.ray needs Ray: pip install ray") from None
+    return ray
+
+
+def _settings(env: Mapping[str, str]) -> dict[str, str]:
+    """What all processes of the job share."""
+    inherited = {name: text for name, text in os.environ.items() if name.partition("_")[0] in PREFIXES and name not in NOT_INHERITED}
+    own = {name: "" for name in (*NOT_INHERITED, "DMLC_NUM_WORKER", "PSGC_NODE_SIZES", "PSGC_LAUNCHER") if name.partition("_")[0] in PREFIXES}
+    return {
+        **inherited, **own, **env, "BYTEPS_FORCE_DISTRIBUTED": "1", "PSGC_JOB": str(secrets.randbits(62) | 1),
+        "PSGC_TOKEN": env.get("PSGC_TOKEN", "") or inherited.get("PSGC_TOKEN", "") or secrets.token_hex(16),
+    }  # fmt: skip
+
+
+def _check(shared: Mapping[str, str], workers: int, servers: int) -> None:
+    """Raise ConfigError before anything starts."""
+    numbers = {"DMLC_NUM_WORKER": str(workers), "DMLC_NUM_SERVER": str(servers), "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": "1"}
+    Config.from_env({**shared, **numbers}).require_cluster()
+
+
+def _place(ray: Any, workers: list[dict[str, float]], servers: list[dict[str, float]], strategy: str, limit_s: float) -> Any:
+    """Raises PlacementError within ``limit_s``."""
+    bundles = [*workers, *servers]
+    group = ray.util.placement_group(bundles, strategy=strategy)
+    if not group.wait(limit_s):
+        needed: Counter[str] = Counter()
+        for bundle in bundles:
+            needed.update(bundle)
+        short = lacking(needed, ray.available_resources())
+        ray.util.remove_placement_group(group)
+        what = f"it lacks {short}" if short else f"no placement of these bundles ({strategy}) fits its nodes"
+        raise PlacementError(
+            f"psgc.ray.launch: the cluster has no room for {len(workers)} worker(s) of {workers[0]} and {len(servers)} server(s)"
+            f"{f' of {servers[0]}' if servers else ''} within {limit_s:g} s (placement_timeout_s): {what}"
+        )
+    return group
+
+
+def _run(
+    ray: Any, group: Any, actors: list[Any], of_workers: tuple[dict[str, float], int], of_servers: tuple[dict[str, float], int, bool],
+    shared: Mapping[str, str], call: tuple[Callable[..., T], tuple[Any, ...], dict[str, Any]],
+) -> list[T]:  # fmt: skip
+    """Start everything and see it to its end. actors: gets all that are started."""
+
+    def start(kind: type, bundle: int, resources: Mapping[str, float]) -> Any:
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        named = {name: amount for name, amount in resources.items() if name not in ("CPU", "GPU", "memory")}
+        options = {
+            "num_cpus": resources.get("CPU", 0), "num_gpus": resources.get("GPU", 0), "resources": named,
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
+        }  # fmt: skip
+        if memory := resources.get("memory"):
+            options["memory"] = memory
+        actors.append(ray.remote(kind).options(**options).remote())
+        return actors[-1]
+
+    (each, workers), (of_server, servers, by_nodes) = of_workers, of_servers
+    members = [start(Worker, bundle, each) for bundle in range(workers)]
+    found = [Found(*place) for place in ray.get([member.place.remote() for member in members])]
+    if by_nodes:
+        servers = min(servers, len({place.node for place in found}))
+    seated = seats(found, {**shared, "DMLC_NUM_SERVER": str(servers)})
+    first = found[seated[0].worker]
+    scheduler = start(Service, seated[0].worker, {})
+    root = {"DMLC_PS_ROOT_URI": first.host, "DMLC_PS_ROOT_PORT": str(ray.get(scheduler.listen.remote()))}
+    meeting = {"MASTER_ADDR": first.host, "MASTER_PORT": str(ray.get(members[seated[0].worker].free_port.remote()))}
+    services = {scheduler.serve.remote("scheduler", {**seated[0].env, **root, "DMLC_ROLE": "scheduler"}): "the scheduler"}
+    for number in range(servers):
+        server = start(Service, workers + number, of_server)
+        own = {**seated[0].env, **root, "DMLC_ROLE": "server", "DMLC_SERVER_ID": str(number), "DMLC_WORKER_ID": ""}
+        services[server.serve.remote("server", own)] = f"server {number}"
+    runs = [members[seat.worker].run.remote({**seat.env, **root, **meeting}, *call) for seat in seated]
+    return _await(ray, runs, services)
+
+
+def _await(ray: Any, runs: Sequence[Any], services: Mapping[Any, str]) -> list[T]:
+    """All ranks' results. Raises the first cause of a failure: see ``launch``."""
+    pending, results, errors = [*runs, *services], dict[Any, Any](), list[BaseException]()
+    until = float("inf")
+    while any(run in pending for run in runs) and time.monotonic() < until:
+        done, pending = ray.wait(pending, num_returns=1, timeout=None if until == float("inf") else max(0.0, until - time.monotonic()))
+        for ref in done:
+            try:
+                results[ref] = ray.get(ref)
+                if ref in services and results[ref]:
+                    errors.append(PsgcError(f"{services[ref]} ended with status {results[ref]}; its output says why"))
+            except Exception as error:
+                errors.append(error if ref in runs else PsgcError(f"{services[ref]} died: {_line(error)}"))
+        if errors and until == float("inf"):
+            until = time.monotonic() + OWN_END_S
+    if errors:
+        raise next((error for error in errors if not isinstance(error, JobFailed)), errors[0])
+    return [results[run] for run in runs]
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())
+
+
+class Worker:
+    """The actor of one rank."""
+
+    def place(self) -> tuple[str, str, tuple[str, ...]]:
+        """See ``Found``."""
+        ray = _ray()
+        gpus = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
+        return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), tuple(map(str, gpus))
+
+    def free_port(self) -> int:
+        return free_port()
+
+    def run(self, env: Mapping[str, str], fn: Callable[..., T], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> T:
+        """What ``fn`` returns, once this worker has left its job. What it raises is told to the other ranks first."""
+        _set(env)
+        from psgc.torch.session import api, ending
+
+        try:
+            returned = fn(*args, **kwargs)
+            api.shutdown()
+        except BaseException as error:
+            ending.tell_ranks(error)
+            raise
+        return returned
+
+
+class Service:
+    """The actor of the scheduler or of a server."""
+
+    def __init__(self) -> None:
+        self._listening: Any = None
+
+    def listen(self) -> int:
+        """The port on which the scheduler will answer."""
+        self._listening = listening_socket()
+        return int(self._listening.getsockname()[1])
+
+    def serve(self, role: str, env: Mapping[str, str]) -> int:
+        """Serve until the job ends; the exit status."""
+        from psgc.launch.job.role import run_role
+
+        _set(env)
+        if self._listening is None:
+            return run_role(role)
+        with self._listening:
+            return run_role(role, {**os.environ, "PSGC_SCHEDULER_FD": str(self._listening.fileno())})
+
+
+def _set(env: Mapping[str, str]) -> None:
+    """Of this actor's process. "": unset."""
+    for name, text in env.items():
+        if text:
+            os.environ[name] = text
+        else:
+            os.environ.pop(name, None)
