@@ -46,7 +46,11 @@ class Agent:
 def agent() -> Agent | None:
     """None where no agent serves a store. For code that runs without a configuration, because that may be what is wrong."""
     named = {name: os.environ.get(name, "").strip() for name in ("MASTER_ADDR", "MASTER_PORT", "GROUP_RANK", "TORCHELASTIC_RESTART_COUNT")}
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "").strip() != "True" or not all(named.values()) or not named["MASTER_PORT"].isdigit():
+    if (
+        os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "").strip() != "True"
+        or not all(named.values())
+        or not named["MASTER_PORT"].isdigit()
+    ):
         return None
     return Agent(named["MASTER_ADDR"], int(named["MASTER_PORT"]), named["GROUP_RANK"], named["TORCHELASTIC_RESTART_COUNT"])
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from psgc.launch.on_ray.launching import PlacementError, launch
 
-__all__ = ["Config", "PlacementError", "launch"]
+__all__ = ["Config", "PlacementError", "launch"]  # noqa: F822 - Config is looked up when it is asked for
 
 
 def __getattr__(name: str) -> Any:

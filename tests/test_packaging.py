@@ -29,7 +29,19 @@ FOLDERS = ("server", "worker", "cuda", "launch")
 FLOORS = {
     "psgc.plan": ("inputs", "model", "planfile", "local_search", "methods", "live", "report", "whatif"),
     "psgc.torch": ("device", "collectives", "session", "tensors", "state", "plans", "gradients", "auto", "ddp", "optimizers"),
-    "psgc.launch": ("supervision", "bench", "topology", "job", "kubernetes", "on_ray", "doctor", "profiling", "pages", "observing", "verbs"),
+    "psgc.launch": (
+        "supervision",
+        "bench",
+        "topology",
+        "job",
+        "kubernetes",
+        "on_ray",
+        "doctor",
+        "profiling",
+        "pages",
+        "observing",
+        "verbs",
+    ),
 }
 LAYERS = {"core": 1, "cuda": 2, "server": 2, "worker": 2, "scheduler": 2, "torch": 3, "launch": 4, "compat": 5, "ray": 5}
 

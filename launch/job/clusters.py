@@ -59,7 +59,10 @@ def _slurm(env: Mapping[str, str]) -> Found:
     requeued = _first(env, "SLURM_RESTART_COUNT")  # what a run before it has left behind belongs to another job
     port = FREE_PORTS.start + number % (len(FREE_PORTS) - 1)
     return Found(
-        {**_together(env, nodes, int(_first(env, "SLURM_NODEID") or "0"), hosts[0] if hosts else "", port), "PSGC_JOB": str(number + 1 + (int(requeued) << RUN_SHIFT if requeued.isdigit() else 0))},
+        {
+            **_together(env, nodes, int(_first(env, "SLURM_NODEID") or "0"), hosts[0] if hosts else "", port),
+            "PSGC_JOB": str(number + 1 + (int(requeued) << RUN_SHIFT if requeued.isdigit() else 0)),
+        },
         "Slurm",
     )
 

@@ -27,7 +27,14 @@ class Batch:
 
     def script(self) -> str:
         # Appended to: a job that Slurm starts again keeps what it said before.
-        options = {"nodes": str(self.nodes), "ntasks-per-node": "1", "job-name": "psgc", "output": "psgc-%j.log", "open-mode": "append", **self.options}
+        options = {
+            "nodes": str(self.nodes),
+            "ntasks-per-node": "1",
+            "job-name": "psgc",
+            "output": "psgc-%j.log",
+            "open-mode": "append",
+            **self.options,
+        }
         return "\n".join(
             [
                 "#!/bin/bash",

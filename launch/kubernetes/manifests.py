@@ -1,4 +1,4 @@
-"""A job as Kubernetes' objects: its secret, and a JobSet, or Kubeflow Trainer's TrainingRuntime and TrainJob, which become a JobSet. Pure: numbers in, documents out.
+"""A job as Kubernetes' objects: its secret, and a JobSet, or Kubeflow Trainer's TrainingRuntime and TrainJob, which become a JobSet. Pure.
 
 The scheduler is a pod, each server is one, and each node of workers is one. Pods find each other by the names that the JobSet's headless service gives them. No
 container is started again where it was: whichever pod fails, its Job fails, and the JobSet starts all pods anew, as often as ``restarts`` says.
@@ -45,9 +45,9 @@ class Resources:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """nodes: pods of workers, each with ``workers_per_node`` of them. secret: the Secret's name. token: its content; "" where it is there already. shm: limit of
-    /dev/shm of workers' pods. save_s: how long a checkpoint may take (PSGC_SAVE_TIMEOUT_S). plan: the text of PSGC_PLAN's file; "" for none. settings: further
-    variables of all processes."""
+    """nodes: pods of workers, each with ``workers_per_node`` of them. secret: the Secret's name. token: its content; "" where it is there already. shm: limit
+    of /dev/shm of workers' pods. save_s: how long a checkpoint may take (PSGC_SAVE_TIMEOUT_S). plan: the text of PSGC_PLAN's file; "" for none. settings:
+    further variables of all processes."""
 
     name: str
     image: str
@@ -84,15 +84,14 @@ def trainjob(job: Job) -> list[Document]:
         "apiVersion": f"{TRAINER}/v1alpha1", "kind": "TrainingRuntime", "metadata": _metadata(job, job.name),
         "spec": {"mlPolicy": {"numNodes": job.nodes}, "template": {"spec": _jobset_spec(job, "node")}},
     }  # fmt: skip
+    trainer: Document = {"image": job.image, "command": ["psgc-launch", *job.command], "numNodes": job.nodes}
+    if resources := job.worker.document():
+        trainer["resourcesPerNode"] = resources
+    reference = {"apiGroup": TRAINER, "kind": "TrainingRuntime", "name": job.name}
     train = {
         "apiVersion": f"{TRAINER}/v1alpha1", "kind": "TrainJob", "metadata": _metadata(job, job.name),
-        "spec": {
-            "runtimeRef": {"apiGroup": TRAINER, "kind": "TrainingRuntime", "name": job.name},
-            "trainer": {"image": job.image, "command": ["psgc-launch", *job.command], "numNodes": job.nodes, "resourcesPerNode": job.worker.document()},
-        },
+        "spec": {"runtimeRef": reference, "trainer": trainer},
     }  # fmt: skip
-    if not train["spec"]["trainer"]["resourcesPerNode"]:  # type: ignore[index]
-        del train["spec"]["trainer"]["resourcesPerNode"]  # type: ignore[attr-defined]
     return [*_beside(job), runtime, train]
 
 
@@ -139,11 +138,15 @@ def _replicated(name: str, pods: int, pod: Document) -> Document:
 
 
 def _scheduler(job: Job) -> Document:
-    return _pod(job, _container(job, "scheduler", ["psgc-launch"], {"DMLC_ROLE": "scheduler"}, Resources(cpu="1", memory="1Gi"), SCHEDULER_PORT))
+    return _pod(
+        job, _container(job, "scheduler", ["psgc-launch"], {"DMLC_ROLE": "scheduler"}, Resources(cpu="1", memory="1Gi"), SCHEDULER_PORT)
+    )
 
 
 def _server(job: Job) -> Document:
-    return _pod(job, _container(job, "server", ["psgc-launch"], {"DMLC_ROLE": "server", "DMLC_PORT": str(SERVER_PORT)}, job.server, SERVER_PORT))
+    return _pod(
+        job, _container(job, "server", ["psgc-launch"], {"DMLC_ROLE": "server", "DMLC_PORT": str(SERVER_PORT)}, job.server, SERVER_PORT)
+    )
 
 
 def _worker(job: Job, name: str) -> Document:

@@ -1,5 +1,5 @@
-"""Documents of mappings, lists, texts, numbers and truth values as YAML, each read back as it was. Texts that could be taken for something else are quoted, as in
-JSON, which YAML contains."""
+"""Documents of mappings, lists, texts, numbers and truth values as YAML, each read back as it was. Texts that could be taken for something else are quoted, as
+in JSON, which YAML contains."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """``psgc.ray.launch``: a whole job on a Ray cluster, from one call to its end.
 
-A placement group has a bundle for each worker and each server. Workers are actors that run the function; the scheduler, beside rank 0, and the servers are actors
-that serve until the job ends. All of them end with the call, however it ends.
+A placement group has a bundle for each worker and each server. Workers are actors that run the function; the scheduler, beside rank 0, and the servers are
+actors that serve until the job ends. All of them end with the call, however it ends.
 """
 
 from __future__ import annotations
@@ -75,7 +75,9 @@ def _ray() -> Any:
 def _settings(env: Mapping[str, str]) -> dict[str, str]:
     """What all processes of the job share."""
     inherited = {name: text for name, text in os.environ.items() if name.partition("_")[0] in PREFIXES and name not in NOT_INHERITED}
-    own = {name: "" for name in (*NOT_INHERITED, "DMLC_NUM_WORKER", "PSGC_NODE_SIZES", "PSGC_LAUNCHER") if name.partition("_")[0] in PREFIXES}
+    own = {
+        name: "" for name in (*NOT_INHERITED, "DMLC_NUM_WORKER", "PSGC_NODE_SIZES", "PSGC_LAUNCHER") if name.partition("_")[0] in PREFIXES
+    }
     return {
         **inherited, **own, **env, "BYTEPS_FORCE_DISTRIBUTED": "1", "PSGC_JOB": str(secrets.randbits(62) | 1),
         "PSGC_TOKEN": env.get("PSGC_TOKEN", "") or inherited.get("PSGC_TOKEN", "") or secrets.token_hex(16),
@@ -146,7 +148,8 @@ def _run(
 
 def _await(ray: Any, runs: Sequence[Any], services: Mapping[Any, str]) -> list[T]:
     """All ranks' results. Raises the first cause of a failure: see ``launch``."""
-    pending, results, errors = [*runs, *services], dict[Any, Any](), list[BaseException]()
+    pending, results = [*runs, *services], dict[Any, Any]()
+    errors, ended = list[BaseException](), list[BaseException]()  # of ranks, and of services, which end because of ranks, too
     until = float("inf")
     while any(run in pending for run in runs) and time.monotonic() < until:
         done, pending = ray.wait(pending, num_returns=1, timeout=None if until == float("inf") else max(0.0, until - time.monotonic()))
@@ -154,13 +157,13 @@ def _await(ray: Any, runs: Sequence[Any], services: Mapping[Any, str]) -> list[T
             try:
                 results[ref] = ray.get(ref)
                 if ref in services and results[ref]:
-                    errors.append(PsgcError(f"{services[ref]} ended with status {results[ref]}; its output says why"))
+                    ended.append(PsgcError(f"{services[ref]} ended with status {results[ref]}; its output says why"))
             except Exception as error:
-                errors.append(error if ref in runs else PsgcError(f"{services[ref]} died: {_line(error)}"))
-        if errors and until == float("inf"):
+                (errors if ref in runs else ended).append(error if ref in runs else PsgcError(f"{services[ref]} died: {_line(error)}"))
+        if (errors or ended) and until == float("inf"):
             until = time.monotonic() + OWN_END_S
-    if errors:
-        raise next((error for error in errors if not isinstance(error, JobFailed)), errors[0])
+    if errors or ended:  # one that only tells of another is not the cause
+        raise next((error for error in errors if not isinstance(error, JobFailed)), [*errors, *ended][0])
     return [results[run] for run in runs]
 
 

@@ -38,7 +38,9 @@ def seats(found: Sequence[Found], shared: Mapping[str, str]) -> list[Seat]:
     seated = []
     for node, members in enumerate(nodes.values()):
         gpus = [gpu for worker in members for gpu in found[worker].gpus]
-        devices = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}  # all of the node's, so that a script finds its own by its local rank
+        devices = (
+            {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
+        )  # all of the node's, so that a script finds its own by its local rank
         for local_rank, worker in enumerate(members):
             own = {
                 "DMLC_ROLE": "worker", "DMLC_WORKER_ID": str(node), "BYTEPS_LOCAL_RANK": str(local_rank), "BYTEPS_LOCAL_SIZE": str(len(members)),

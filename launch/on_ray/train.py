@@ -26,7 +26,8 @@ LEAVE_S: Final = 5.0  # Ray kills workers whose function has ended; by then they
 
 @dataclass
 class Config(TorchConfig):  # type: ignore[misc]
-    """``TorchTrainer(..., torch_config=psgc.ray.Config())``. servers: of the whole job, which nodes share; None: one on each. settings: PSGC_* for all workers."""
+    """``TorchTrainer(..., torch_config=psgc.ray.Config())``. servers: of the whole job, which nodes share; None: one on each. settings: PSGC_* of
+    all workers."""
 
     servers: int | None = None
     settings: Mapping[str, str] = field(default_factory=dict)

@@ -25,8 +25,12 @@ def render(
     kind: Annotated[str, typer.Option(help="jobset, or trainjob for Kubeflow Trainer.")] = "jobset",
     nodes: Annotated[int, typer.Option("--nodes", "-N", help="Pods of workers.")] = 1,
     gpus: Annotated[int, typer.Option(help="GPUs of each of these pods, a worker for each.")] = 0,
-    workers_per_node: Annotated[int | None, typer.Option(help="Workers of each of these pods. Default: one for each GPU, else one.")] = None,
-    servers: Annotated[int | None, typer.Option(help="Pods of servers; 0: none. Default: as many as the plan has, else one for each node.")] = None,
+    workers_per_node: Annotated[
+        int | None, typer.Option(help="Workers of each of these pods. Default: one for each GPU, else one.")
+    ] = None,
+    servers: Annotated[
+        int | None, typer.Option(help="Pods of servers; 0: none. Default: as many as the plan has, else one for each node.")
+    ] = None,
     codec: Annotated[str | None, typer.Option(help="Codec of DistributedOptimizer, e.g. int8 or onebit/int8.")] = None,
     plan: Annotated[
         Path | None, typer.Option(help="A plan, which goes along as a ConfigMap; its tensors say how much memory servers need.")
@@ -39,7 +43,9 @@ def render(
     worker_memory: Annotated[str, typer.Option(help="Memory of each pod of workers. Default: none asked for.")] = "",
     shm: Annotated[str, typer.Option(help="Limit of /dev/shm in pods of workers; it counts as their memory.")] = "8Gi",
     restarts: Annotated[int, typer.Option(help="How often a job that failed is started again.")] = 0,
-    secret: Annotated[str | None, typer.Option(help="A Secret that is there, whose key `token` is the job's. Default: a new one, drawn.")] = None,
+    secret: Annotated[
+        str | None, typer.Option(help="A Secret that is there, whose key `token` is the job's. Default: a new one, drawn.")
+    ] = None,
     namespace: Annotated[str, typer.Option("--namespace", "-n", help="Of all objects. Default: kubectl's.")] = "",
     env: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for all processes.")] = None,
 ) -> None:
@@ -61,24 +67,35 @@ def render(
         raise UsageError("k8s render: no command given; for example: psgc k8s render --image registry/bert -- python train.py")
     if kind not in KINDS:
         raise UsageError(f"k8s render: --kind {kind}: choose one of {', '.join(KINDS)}")
-    for label, text in (("--name", name), ("--namespace", namespace), ("--secret", secret or "")):
-        if text and not NAME.fullmatch(text):
-            raise UsageError(f"k8s render: {label} {text}: expected up to 40 small letters, digits and dashes, first a letter")
-    for label, text in (("--server-cpu", server_cpu), ("--server-memory", server_memory), ("--worker-cpu", worker_cpu), ("--worker-memory", worker_memory), ("--shm", shm)):
-        if text and not QUANTITY.fullmatch(text):
-            raise UsageError(f"k8s render: {label} {text}: expected a quantity as Kubernetes writes it, e.g. 4, 500m or 8Gi")
+    _check_texts(
+        {"--name": name, "--namespace": namespace, "--secret": secret or ""},
+        NAME,
+        "up to 40 small letters, digits and dashes, first a letter",
+    )
+    quantities = {
+        "--server-cpu": server_cpu or "", "--server-memory": server_memory or "", "--worker-cpu": worker_cpu, "--worker-memory": worker_memory, "--shm": shm,
+    }  # fmt: skip
+    _check_texts(quantities, QUANTITY, "a quantity as Kubernetes writes it, e.g. 4, 500m or 8Gi")
     planned = _plan(plan) if plan is not None else None
     if planned is not None and codec:
         raise UsageError(f"k8s render: --codec {codec} and --plan {plan}: a plan names each bucket's codec; leave one of them out")
     workers = workers_per_node if workers_per_node is not None else max(1, gpus)
     if servers is None:
         servers = nodes if planned is None or planned.shape.servers is None else planned.shape.servers
-    for label, number, least in (("--nodes", nodes, 1), ("--workers-per-node", workers, 1), ("--servers", servers, 0), ("--gpus", gpus, 0), ("--restarts", restarts, 0), ("--parameters", parameters, 1), ("--link-gbit", link_gbit, 0)):
-        if number < least:
-            raise UsageError(f"k8s render: {label} {number:g}: at least {least}")
+    least = {
+        "--nodes": (nodes, 1),
+        "--workers-per-node": (workers, 1),
+        "--servers": (servers, 0),
+        "--gpus": (gpus, 0),
+        "--restarts": (restarts, 0),
+    }
+    for label, (number, limit) in {**least, "--parameters": (parameters, 1), "--link-gbit": (link_gbit, 0)}.items():
+        if number < limit:
+            raise UsageError(f"k8s render: {label} {number:g}: at least {limit}")
     scheme = parse_scheme(codec or "none")
     settings = {**({"PSGC_CODEC": scheme.canonical} if codec else {}), **forwarded(env or [])}
-    config = Config.from_env({**settings, "DMLC_NUM_WORKER": str(nodes), "DMLC_NUM_SERVER": str(servers), "DMLC_PS_ROOT_URI": name, "DMLC_PS_ROOT_PORT": "9000", "PSGC_TOKEN": "set"})
+    topology = {"DMLC_NUM_WORKER": str(nodes), "DMLC_NUM_SERVER": str(servers), "DMLC_PS_ROOT_URI": name, "DMLC_PS_ROOT_PORT": "9000"}
+    config = Config.from_env({**settings, **topology, "PSGC_TOKEN": "set"})
     config.require_cluster()
     if planned is not None:
         parameters = sum(bucket.numel for bucket in planned.buckets)
@@ -90,6 +107,15 @@ def render(
         save_s=config.save_timeout_s, namespace=namespace, plan=plan.read_text() if plan is not None else "", settings=settings,
     )  # fmt: skip
     print(yaml_text((trainjob if kind == "trainjob" else jobset)(job)), end="")
+
+
+def _check_texts(texts: dict[str, str], pattern: re.Pattern[str], expected: str) -> None:
+    """Raise UsageError for one that is given and does not fit. texts: by their flags."""
+    from psgc.errors import UsageError
+
+    for label, text in texts.items():
+        if text and not pattern.fullmatch(text):
+            raise UsageError(f"k8s render: {label} {text}: expected {expected}")
 
 
 def _plan(path: Path) -> Plan:

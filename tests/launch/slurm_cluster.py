@@ -86,7 +86,7 @@ class Slurm:
             "munged", "--foreground", "--force", f"--key-file={self.folder}/key", f"--socket={self.folder}/munge.socket",
             f"--pid-file={self.folder}/munged.pid", f"--log-file={self.folder}/munged.log", f"--seed-file={self.folder}/munged.seed",
         )  # fmt: skip
-        self._until("munged listens", lambda: (self.folder / "munge.socket").exists())
+        self._until("munged listens", (self.folder / "munge.socket").exists)
         self._daemon("slurmctld", "-D", "-c")
         for number in range(1, self.count + 1):
             self._daemon("slurmd", "-D", "-N", f"n{number}")
@@ -142,6 +142,10 @@ class Slurm:
     def _until(self, what: str, done, limit_s: float = START_S, log: Path | None = None) -> None:  # type: ignore[no-untyped-def]
         deadline = time.monotonic() + limit_s
         while not done():
-            said = log.read_text() if log is not None and log.exists() else "\n".join(path.read_text()[-2000:] for path in self.folder.glob("*.log"))
+            said = (
+                log.read_text()
+                if log is not None and log.exists()
+                else "\n".join(path.read_text()[-2000:] for path in self.folder.glob("*.log"))
+            )
             assert time.monotonic() < deadline, f"not {what} within {limit_s:g} s: {said}"
             time.sleep(0.2)

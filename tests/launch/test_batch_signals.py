@@ -31,9 +31,7 @@ os._exit(8)
 @pytest.mark.parametrize("program", ["psgc run", "psgc-launch"])
 def test_sigusr1_to_a_launcher_reaches_the_script_and_ends_nothing_else(launched: Any, tmp_path: Path, program: str) -> None:
     command = (sys.executable, PREEMPTED, str(tmp_path), "0", "1000000", "end")
-    popen = (
-        launched.psgc("run", "--no-prefix", "--", *command) if program == "psgc run" else launched.psgc_launch(*command, **ONE_NODE)
-    )
+    popen = launched.psgc("run", "--no-prefix", "--", *command) if program == "psgc run" else launched.psgc_launch(*command, **ONE_NODE)
     begun = 0
     while begun < 2:
         begun += "begins at step 0" in popen.stdout.readline()
@@ -72,7 +70,9 @@ def test_servers_serve_until_the_workers_that_got_sigterm_have_saved(launched: A
 def test_under_slurm_a_service_heeds_its_launchers_sigterm_alone(under_slurm: bool, status: int) -> None:
     """Slurm may signal every process of a step."""
     slurm = {"SLURM_JOB_ID": "1", "PSGC_LAUNCHER": "x"} if under_slurm else {}
-    child = subprocess.Popen([sys.executable, "-c", OBEYS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **slurm})
+    child = subprocess.Popen(
+        [sys.executable, "-c", OBEYS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **slurm}
+    )
     assert child.stdout is not None and child.stdin is not None
     assert child.stdout.readline() == "ready\n"
     os.kill(child.pid, signal.SIGUSR1)
@@ -86,7 +86,9 @@ def test_under_slurm_a_service_heeds_its_launchers_sigterm_alone(under_slurm: bo
 
 def test_under_slurm_the_launchers_sigterm_is_heeded() -> None:
     slurm = {"SLURM_JOB_ID": "1", "PSGC_LAUNCHER": "x"}
-    child = subprocess.Popen([sys.executable, "-c", OBEYS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **slurm})
+    child = subprocess.Popen(
+        [sys.executable, "-c", OBEYS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **slurm}
+    )
     assert child.stdout is not None and child.stdin is not None
     assert child.stdout.readline() == "ready\n"
     os.kill(child.pid, signal.SIGTERM)

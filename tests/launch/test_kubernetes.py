@@ -1,4 +1,4 @@
-"""``psgc k8s render`` prints a job's manifests; what they promise is what a job does. Published schemas are in tests/integrations/test_kubernetes_schemas.py."""
+"""``psgc k8s render`` prints a job's manifests, whose settings make a job. For published schemas see tests/integrations/test_kubernetes_schemas.py."""
 
 from __future__ import annotations
 
@@ -103,7 +103,9 @@ def test_a_plan_goes_along_and_workers_read_it() -> None:
     (plan,) = [document for document in documents if document["kind"] == "ConfigMap"]
     assert plan["data"] == {"plan.json": '{"version": 1}'}
     worker = pods(documents)["worker"]
-    assert settings(worker)["PSGC_PLAN"] == "/etc/psgc/plan.json" and {"name": "plan", "configMap": {"name": "bert-plan"}} in worker["volumes"]
+    assert (
+        settings(worker)["PSGC_PLAN"] == "/etc/psgc/plan.json" and {"name": "plan", "configMap": {"name": "bert-plan"}} in worker["volumes"]
+    )
 
 
 def test_without_servers_there_is_no_pod_of_them() -> None:
@@ -126,7 +128,11 @@ def test_yaml_is_read_back_as_it_was() -> None:
     """With a reader of what is written here: mappings, lists and JSON's scalars."""
     yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
     odd = ["yes", "1", "a: b", "- c", "", "null", "NO", "1.5", "-x", "#", "a b", "ü", 'quote"', "new\nline", "8Gi", "0x1", "1e3", "~", "@"]
-    for document in (*jobset(made()), *trainjob(made(plan="{}")), {"a": odd, "b": {}, "c": [], "d": [[1, [2, "no"]], {"e": True, "f": None}], "on": 1}):
+    for document in (
+        *jobset(made()),
+        *trainjob(made(plan="{}")),
+        {"a": odd, "b": {}, "c": [], "d": [[1, [2, "no"]], {"e": True, "f": None}], "on": 1},
+    ):
         assert list(yaml.safe_load_all(yaml_text([document]))) == [document]
 
 
@@ -134,12 +140,23 @@ def test_the_verb_prints_documents_and_draws_a_secret_each_time() -> None:
     first, second = (psgc("k8s", "render", "--name", "bert", "--image", "r/bert", "-N", "2", "--codec", "int8", *COMMAND) for _ in range(2))
     assert first.returncode == 0, first.stderr
     assert first.stdout != second.stdout and first.stdout.count("\n---\n") == 1
-    assert 'command:\n' in first.stdout and '- "0.1"\n' in first.stdout and "value: int8\n" in first.stdout
+    assert "command:\n" in first.stdout and '- "0.1"\n' in first.stdout and "value: int8\n" in first.stdout
     assert "kind: TrainJob" in psgc("k8s", "render", "--kind", "trainjob", *COMMAND).stdout
 
 
 def test_with_a_plan_its_tensors_count_and_its_servers(tmp_path: Path) -> None:
-    done = psgc("plan", "--profile", "bert-base", "--cluster", "cloud-4xa10g-40g", "--codec", "int8", "--runnable", "-o", str(tmp_path / "plan.json"))
+    done = psgc(
+        "plan",
+        "--profile",
+        "bert-base",
+        "--cluster",
+        "cloud-4xa10g-40g",
+        "--codec",
+        "int8",
+        "--runnable",
+        "-o",
+        str(tmp_path / "plan.json"),
+    )
     if done.returncode:
         pytest.skip(done.stderr)
     found = psgc("k8s", "render", "--plan", str(tmp_path / "plan.json"), *COMMAND)

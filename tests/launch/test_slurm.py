@@ -117,6 +117,8 @@ def slurm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 SOON = {"PSGC_HEARTBEAT_S": "0.3", "PSGC_SILENCE_S": "1", "PSGC_ABORT_GRACE_S": "2", "OMP_NUM_THREADS": "1"}
+
+
 @pytest.mark.long
 def test_a_real_slurm_trains_the_digits_to_the_losses_of_psgc_run_bit_for_bit(slurm: Slurm, launched: Any, tmp_path: Path) -> None:
     job = (sys.executable, DIGITS, "--steps", "30", "--codec", "int8", "--out")
@@ -200,7 +202,11 @@ def test_another_partition_runs_and_a_wrong_one_is_a_line(slurm: Slurm, tmp_path
     number = slurm.submit(tmp_path / "log", "-N", "2", "-p", "urgent", "--", sys.executable, JOB, "1", "3", **SOON)
     assert slurm.await_end(number) == "COMPLETED" and slurm.shown(number)["Partition"] == "urgent"
     done = subprocess.run(
-        [sys.executable, "-m", "psgc.launch", "slurm", "-p", "nowhere", "--", "true"], env=slurm.env, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "psgc.launch", "slurm", "-p", "nowhere", "--", "true"],
+        env=slurm.env,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
     assert "invalid partition specified: nowhere" in done.stderr

@@ -102,7 +102,9 @@ def _join(config: Config) -> None:
     global _session, _ours, _suspended
     _set_up_logging(config)
     logger.info("configuration %s", config)
-    if not config.launcher and not (config.torchrun and config.local_rank):  # else it has told of them, or its node's first worker does, once for all
+    if not config.launcher and not (
+        config.torchrun and config.local_rank
+    ):  # else it has told of them, or its node's first worker does, once for all
         for note in config.notes:
             logger.warning("%s", note)
     sys.setswitchinterval(config.switch_interval_s)

@@ -284,8 +284,8 @@ def left_in_order() -> None:
 
 
 def await_services() -> None:
-    """At exit: wait until this node's services have ended, because other workers may still need them. Of a job that has failed, not for long. What is waited for
-    is said again and again: a worker that hangs elsewhere, and whose process lives, is nobody's fault that psgc could find."""
+    """At exit: wait until this node's services have ended, because other workers may still need them. Of a job that has failed, not for long. What is waited
+    for is said again and again: a worker that hangs elsewhere, and whose process lives, is nobody's fault that psgc could find."""
     began = time.monotonic()
     reminder = Reminder(began)
     for services in _started:
@@ -295,7 +295,8 @@ def await_services() -> None:
                 return
             if reminder.due(time.monotonic(), SAY_S):
                 logger.warning(
-                    "this worker is done, and has waited for %.0f s so far: its node's servers end once every worker has left the job (`psgc top` shows who has not)",
+                    "this worker is done, and has waited for %.0f s so far: its node's servers end once every worker has left the job "
+                    "(`psgc top` shows who has not)",
                     waited,
                 )
             time.sleep(POLL_S[0])
