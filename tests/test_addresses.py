@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import socket
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +14,8 @@ from psgc.config import Config
 from psgc.errors import ConfigError, PsgcError
 from psgc.processes import addresses
 from psgc.processes.addresses import bare_host, endpoint, is_loopback, join, listening_socket, needs_ipv6, split
-from psgc.transport.host import local_address_for, same_network
+from psgc.transport.host import address_for_others, local_address_for, same_network
+from psgc.transport.tcp import TRANSPORT
 
 needs_v6 = pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
 
@@ -94,3 +98,33 @@ def test_containers_of_one_network_reach_each_others_loopback() -> None:
     assert same_network("boot/1/2", "boot/1/3")
     assert not same_network("boot/1/2", "boot/4/2")
     assert not same_network("boot/1/2", "other/1/2")
+
+
+@pytest.fixture
+def at_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine whose own name, node0, leads to 127.0.1.1 there, and which has a way out."""
+    real = socket.getaddrinfo
+
+    def look_up(host: str, *arguments: Any, **options: Any) -> Any:
+        return real(
+            {"node0": "127.0.1.1", "192.0.2.1": "127.0.0.1", "2001:db8::1": "no.such.host.invalid"}.get(host, host), *arguments, **options
+        )
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+
+
+@pytest.mark.usefixtures("at_itself")
+def test_a_server_on_the_schedulers_machine_is_reached_by_its_name_where_that_leads_to_the_machine_itself() -> None:
+    config = Config(role="server", nodes=2, root_host="node0", root_port=9000)
+    with contextlib.closing(TRANSPORT.listen(config)) as listener:
+        assert re.fullmatch(r"tcp://node0:\d+", listener.address)
+    with contextlib.closing(TRANSPORT.listen(replace(config, root_host="127.0.0.1"))) as listener:
+        assert re.fullmatch(r"tcp://127\.0\.0\.1:\d+", listener.address)
+
+
+def test_the_address_for_others_is_the_default_routes_where_the_schedulers_name_leads_to_the_machine_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reached = {"node0": "127.0.0.1", "192.0.2.1": "10.1.2.3", "10.0.0.9": "10.0.0.1", "localhost": "127.0.0.1"}
+    monkeypatch.setattr("psgc.transport.host.local_address_for", lambda remote: reached[remote])
+    assert [address_for_others(host) for host in ("node0", "10.0.0.9", "localhost")] == ["10.1.2.3", "10.0.0.1", "127.0.0.1"]

@@ -173,7 +173,8 @@ class Network(threading.Thread):
         error = JobFailed(text)
         if not self.outcome.fail(error):
             return
-        logger.log(logging.DEBUG if error.told else logging.ERROR, "job failed reason=%s", text)
+        spoken_for = error.told or (self.config.torchrun and self.config.local_rank > 0)  # by the launcher, or by its node's first worker
+        logger.log(logging.DEBUG if spoken_for else logging.ERROR, "job failed reason=%s", text)
         self.outcome.board.fail()
         self.stages.ready.set()
         self._coordinator.release()

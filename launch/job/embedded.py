@@ -22,6 +22,7 @@ from psgc.config import Config
 from psgc.errors import ConfigError, PsgcError
 from psgc.launch.job.bpslaunch import servers_of
 from psgc.launch.job.run import NOT_INHERITED
+from psgc.launch.supervision.blame import Weight
 from psgc.launch.supervision.supervisor import Patience, Supervisor
 from psgc.processes.addresses import is_loopback, listening_socket
 from psgc.transport.control.absence import tell_absence
@@ -53,7 +54,7 @@ def serve(order: Mapping[str, Any], told: int) -> int:
         env = _environment(order, listener.getsockname()[1] if listener is not None else order["port"])
         config = Config.from_env(env, role="server")
         (config if order["servers"] else Config.from_env(env, role="scheduler")).require_cluster()
-        with Supervisor(PROGRAM, patience=PATIENCE) as supervisor:
+        with Supervisor(PROGRAM, patience=PATIENCE, verdict=_say) as supervisor:
             _start(supervisor, order, env, listener)
             _answer(told, {"port": int(env["DMLC_PS_ROOT_PORT"])})
             threading.Thread(target=_watch, args=(order, config), daemon=True).start()
@@ -61,6 +62,12 @@ def serve(order: Mapping[str, Any], told: int) -> int:
     except PsgcError as error:
         _answer(told, {"error": str(error), "wrong_usage": isinstance(error, ConfigError)})
         return 1
+
+
+def _say(weight: Weight, text: str, _: int) -> None:
+    """Why it failed, if that was here. What members were told the workers say."""
+    if weight == Weight.OWN:
+        sys.stderr.write(f"{PROGRAM}: {text}\n")
 
 
 def _start(supervisor: Supervisor, order: Mapping[str, Any], env: Mapping[str, str], listener: socket.socket | None) -> None:

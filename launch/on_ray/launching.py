@@ -162,7 +162,7 @@ def _await(ray: Any, runs: Sequence[Any], services: Mapping[Any, str]) -> list[T
                 (errors if ref in runs else ended).append(error if ref in runs else PsgcError(f"{services[ref]} died: {_line(error)}"))
         if (errors or ended) and until == float("inf"):
             until = time.monotonic() + OWN_END_S
-    if errors or ended:  # one that only tells of another is not the cause
+    if not all(run in results for run in runs):  # one that only tells of another is not the cause
         raise next((error for error in errors if not isinstance(error, JobFailed)), [*errors, *ended][0])
     return [results[run] for run in runs]
 

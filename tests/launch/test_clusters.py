@@ -45,6 +45,12 @@ def test_slurm_gives_every_node_its_part() -> None:
         completed({**SLURM, "SLURM_STEP_NUM_TASKS": "8"}, "gpu01")
 
 
+def test_what_slurm_starts_again_is_another_job_at_the_same_address() -> None:
+    """Members of the run before it that live on cannot join it."""
+    first, again = (completed({**SLURM, **more}, "n4").settings for more in ({}, {"SLURM_RESTART_COUNT": "1"}))
+    assert first.pop("PSGC_JOB") != again.pop("PSGC_JOB") and first == again
+
+
 @pytest.mark.parametrize(("total", "roles"), [
     (2, ["scheduler,server,worker", "server,worker", "worker", "worker"]), (0, ["scheduler,worker", "worker", "worker", "worker"]),
 ])  # fmt: skip
