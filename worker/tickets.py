@@ -81,7 +81,10 @@ class TicketBoard:
                     return
                 self._waiting[fd] = left
             while True:
-                os.eventfd_read(fd)  # also where nothing is left by now: who found that is about to write
+                try:
+                    os.eventfd_read(fd)  # also where nothing is left by now: who found that is about to write
+                except InterruptedError:  # a signal whose handler has raised nothing
+                    continue
                 if not left or self._failed:
                     return
         except BaseException:  # Ctrl-C
