@@ -9,7 +9,7 @@ from psgc.launch.tables import print_table, print_text
 from psgc.plan.model.plan import PlannedBucket
 from psgc.plan.report.assessment import Assessment
 from psgc.plan.report.incomparable import incomparable
-from psgc.plan.report.sentences import about_memory, about_quality, about_running, from_best, verdict, verified
+from psgc.plan.report.sentences import about_held_back, about_memory, about_quality, about_running, from_best, verdict, verified
 from psgc.plan.report.wording import SHORT, elements, longer, ms, option_text, tensors_text
 
 MOST_ROWS: Final = 40
@@ -28,6 +28,7 @@ def print_plan(assessed: Assessment) -> None:
         *about_quality(assessed),
         *about_memory(found.buckets),
         about_running(assessed),
+        *about_held_back(assessed),
         verified(assessed.problem),
         verdict(assessed),
     ):

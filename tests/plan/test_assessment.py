@@ -15,6 +15,7 @@ import pytest
 
 from psgc.errors import UsageError
 from psgc.plan.inputs.cluster import Cluster, Link
+from psgc.plan.inputs.correction import NONE, Correction
 from psgc.plan.inputs.profile import CostCurve, Profile, TensorProfile
 from psgc.plan.methods import bound
 from psgc.plan.methods.bound import Bounds
@@ -31,7 +32,16 @@ from psgc.plan.report.assessment import LEAST_MARGIN, Assessment, assess
 from psgc.plan.report.document import document
 from psgc.plan.report.reasons import quickest, reasons, sentence
 from psgc.plan.report.running import running
-from psgc.plan.report.sentences import STEPS_MEASURED, about_memory, about_quality, about_running, from_best, not_verified, verdict
+from psgc.plan.report.sentences import (
+    STEPS_MEASURED,
+    about_held_back,
+    about_memory,
+    about_quality,
+    about_running,
+    from_best,
+    not_verified,
+    verdict,
+)
 from psgc.plan.report.wording import ms
 
 # 16 MB of gradients, 30 ms of backward; the CPU encodes and decodes 1 MB in a millisecond
@@ -407,3 +417,42 @@ def test_the_distance_from_the_bounds_is_told_as_what_other_plans_could_gain() -
     assert from_best(replace(found, bounds=Bounds(0.8 * step, 0.001 * step, 0.0))) == (
         "other options for these buckets could make the step 20% shorter at most; how much shorter other buckets could make the step is not known"
     )
+
+
+def to_run(gbps: float, *, force: bool = False, error: float | None = None) -> Assessment:
+    """Of three tensors that become ready far apart, which a job without a plan would fuse: a plan to run. error: with which its predictions were verified."""
+    tensors = tuple(TensorProfile(f"layer{index}", 300_000, 2_000.0 * index) for index in range(3))
+    correction = None if error is None else Correction(NONE, error)
+    profile = Profile(
+        "three",
+        tensors,
+        forward_us=2_000.0,
+        device="cpu",
+        codecs={name: {"cpu": CURVE, "server": CURVE} for name in ("none", "int8")},
+        correction=correction,
+    )
+    cluster = Cluster("pair", nodes=2, gpus_per_node=1, intra=Link(100, 5), inter=Link(gbps, 20), servers=1)
+    problem = Problem(
+        profile, cluster, codec_costs("int8", profile, 2), Constraints(("cpu",), 2, servers=True, runtime=True, among_workers=False)
+    )
+    return assess(Job(problem, ()), "psgc", compare=False, standard=LENIENTLY, force=force)
+
+
+def test_a_plan_to_run_that_is_predicted_quicker_by_too_little_is_held_back_until_it_is_verified(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assessment, "UNVERIFIED", 0.6)
+    cautious, forced, verified = to_run(1.0), to_run(1.0, force=True), to_run(1.0, error=0.01)
+    assert len(cautious.found.buckets) == 1, "as the job fuses them without a plan"
+    assert cautious.held_back is not None and len(cautious.held_back.buckets) > 1
+    assert cautious.held_back.step_us == forced.found.step_us < cautious.found.step_us
+    (told,) = about_held_back(cautious)
+    assert told.startswith(
+        f"the buckets are those of --codec int8 without a plan: planned ones are predicted to take {ms(forced.found.step_us)} ms"
+    )
+    assert document(cautious)["prediction"]["held_back_step_ms"] == forced.found.step_us / 1e3
+    for bold in (forced, verified):
+        assert bold.held_back is None and len(bold.found.buckets) > 1 and about_held_back(bold) == ()
+
+
+def test_a_plan_to_run_that_is_predicted_much_quicker_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assessment, "UNVERIFIED", 0.01)
+    assert to_run(1.0).held_back is None

@@ -228,7 +228,7 @@ def test_the_same_question_has_the_same_answer_whoever_is_asked(tmp_path: Path, 
         advise = ("advise", *asked, "--nodes", "2", "--gpus-per-node", "1", "--link", "1", "--latency-us", "50")
         profile, cluster = load_profile(str(tmp_path / "p.json")), CPU_CLUSTER
     (tmp_path / "c.toml").write_text(replace(cluster, name="c").to_toml({}))
-    answers = [psgc("plan", *asked, "--cluster", str(tmp_path / "c.toml"), *more, "--json") for more in ((), ("--runnable",))]
+    answers = [psgc("plan", *asked, "--cluster", str(tmp_path / "c.toml"), *more, "--json") for more in ((), ("--runnable", "--force"))]
     advised = psgc(*advise, "--json")
     assert all(not done.returncode for done in (*answers, advised)), [done.stderr for done in (*answers, advised)]
     advice = json.loads(advised.stdout)

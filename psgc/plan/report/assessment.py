@@ -21,18 +21,22 @@ from psgc.plan.methods.registry import METHODS, find
 from psgc.plan.methods.result import Found
 from psgc.plan.model.job import Job
 from psgc.plan.model.options import encodes
-from psgc.plan.model.plan import PlannedBucket
+from psgc.plan.model.plan import UNCOMPRESSED, PlannedBucket
 from psgc.plan.model.problem import Problem, Simulated, simulate
 from psgc.plan.model.quality import SAFELY, Standard, is_cast
 from psgc.plan.model.vary import Change, faster, varied, with_halved_bytes
 from psgc.plan.report.reasons import all_encoded
 from psgc.plan.report.running import Running, running
+from psgc.plan.report.usual import usual
 
 BEST: Final = "psgc"
 BASELINE: Final = "fp32"
 # Links and codecs may be a tenth faster or slower than measured, and the time of a step always varies by a hundredth.
 FACTORS: Final = (0.9, 1.1)
 LEAST_MARGIN: Final = 0.01
+# By how much of an iteration a plan to run must be predicted quicker than what its codec does without a plan, as long as nobody has verified predictions: of
+# models that were drawn (docs/plans.md), half of the plans took that much longer, beside their plain codec, than they were predicted to.
+UNVERIFIED: Final = 0.25
 RUNS: Final = 3
 # A search that takes longer is not timed again, because other work on the machine matters less to it.
 LONG_US: Final = 1e5
@@ -60,6 +64,7 @@ class Assessment:
     """A method's plan, and the plans that it is compared with.
 
     found:     the method's plan, which is written. For psgc's own method it is uncompressed unless compression pays or is forced.
+    held_back: psgc's own plan, where predictions are not verified and it is predicted quicker by too little: ``found`` has its codec's usual buckets then.
     plain:     the best plan found without compression.
     peer:      the best one without compression that need not run in psgc, such as an all-reduce; bf16: the same with bf16 gradients, None if the
                codec is only such a cast.
@@ -72,6 +77,7 @@ class Assessment:
     job: Job
     method: str
     found: Found
+    held_back: Found | None
     simulated: Simulated
     plain: Found
     peer: Found
@@ -126,11 +132,13 @@ def assess(
         if bf16 is not None:
             over_bf16 = _gain(problem, encoded, _with_half(problem), bf16.buckets)
     best = _best(sought, plain, encoded, problem, compresses=force or over_fp32.sure)
+    own = _usual(best, problem) if method == BEST and not force else None
+    held_back, best = (None, best) if own is None else (best, own)
     found = best if method == BEST else found
     others = METHODS if compare else (BASELINE,)
     rivals = {name: _rival(name, problem) for name in others if name != method}
     return Assessment(
-        job, method, found, simulate(problem, found.buckets), plain, peer, bf16, best, encoded, _encodes(sought.buckets), over_fp32.gain,
+        job, method, found, held_back, simulate(problem, found.buckets), plain, peer, bf16, best, encoded, _encodes(sought.buckets), over_fp32.gain,
         over_fp32.margin, over_bf16, _once(problem, encoded), standard, running(problem, found.buckets), rivals,
         lower_bounds(problem, found.buckets, found.step_us),
     )  # fmt: skip
@@ -167,6 +175,19 @@ def _best(sought: Found, plain: Found, encoded: tuple[PlannedBucket, ...] | None
     if encoded is sought.buckets:
         return sought
     return replace(sought, buckets=encoded, step_us=simulate(problem, encoded).step_us)
+
+
+def _usual(best: Found, problem: Problem) -> Found | None:
+    """What its codec does without a plan, if that is not known to be slower: a plan to run is not verified, and predicted to be quicker by too little."""
+    if not problem.constraints.runtime or problem.profile.correction is not None or problem.others:
+        return None
+    buckets = usual(problem, problem.codec.name if _encodes(best.buckets) else UNCOMPRESSED)
+    if buckets is None:
+        return None
+    step_us, rest_us = simulate(problem, buckets).step_us, problem.profile.forward_us or 0.0
+    if rest_us + best.step_us < (1 - UNVERIFIED) * (rest_us + step_us):
+        return None
+    return replace(best, buckets=buckets, step_us=step_us)
 
 
 def _once(problem: Problem, encoded: Sequence[PlannedBucket] | None) -> Found | None:

@@ -22,6 +22,7 @@ def document(assessed: Assessment) -> dict[str, Any]:
         "gain": assessed.gain, "margin": assessed.margin, "verdict": verdict(assessed), **_beside_bf16(assessed), "overlap": overlap(busy),
         "lanes": [{"lane": lane, "busy_ms": us / 1e3} for lane, us in busy_us(busy).items()], "notes": list(assessed.job.notes),
         "quality": _quality(assessed), "memory": _memory(assessed), "running": _running(assessed),
+        "held_back_step_ms": None if assessed.held_back is None else assessed.held_back.step_us / 1e3,
     }  # fmt: skip
     plan = whole_plan(problem, found.buckets, assessed.simulated, prediction)
     return {

@@ -19,7 +19,7 @@ from psgc.plan.report.assessment import Assessment
 from psgc.plan.report.drawing import colour, strips
 from psgc.plan.report.incomparable import incomparable
 from psgc.plan.report.reasons import Reason, reasons, sentence
-from psgc.plan.report.sentences import about_memory, about_quality, about_running, from_best, verdict, verified
+from psgc.plan.report.sentences import about_held_back, about_memory, about_quality, about_running, from_best, verdict, verified
 from psgc.plan.report.wording import elements, longer, ms, percent, tensors_text
 
 STYLE: Final = """
@@ -66,7 +66,13 @@ def page_of(title: str, body: str) -> str:
 
 def _verdict(assessed: Assessment) -> str:
     pays = " pays" if assessed.gain > assessed.margin else ""
-    beside = (*about_quality(assessed), *about_memory(assessed.found.buckets), about_running(assessed), verified(assessed.problem))
+    beside = (
+        *about_quality(assessed),
+        *about_memory(assessed.found.buckets),
+        about_running(assessed),
+        *about_held_back(assessed),
+        verified(assessed.problem),
+    )
     lines = "".join(f"<p>{escape(_sentence(line))}</p>" for line in beside)
     return f'<p class="verdict{pays}">{escape(_sentence(verdict(assessed)))}</p>{lines}'
 

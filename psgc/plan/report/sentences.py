@@ -94,6 +94,18 @@ def verified(problem: Problem) -> str:
     )
 
 
+def about_held_back(assessed: Assessment) -> tuple[str, ...]:
+    """Why the buckets are those that the codec has without a plan; nothing where they are planned."""
+    planned = assessed.held_back
+    if planned is None:
+        return ()
+    codec = assessed.problem.codec.name if _encodes(assessed) else UNCOMPRESSED
+    return (
+        f"the buckets are those of --codec {codec} without a plan: planned ones are predicted to take {ms(planned.step_us)} ms, quicker by too little to rely "
+        f"on before it is verified; --force plans them, and psgc verify measures them beside these",
+    )
+
+
 def not_verified() -> str:
     """What a predicted step is worth until it has been measured."""
     spread = STEPS_MEASURED
