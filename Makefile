@@ -9,7 +9,7 @@ LIBRARIES := $(VENV)/.integrations
 TRITON := $(VENV)/.gpu-dev
 PINS := $(VENV)/constraints.txt
 
-.PHONY: demo test test-long test-integrations test-kernels lint clean
+.PHONY: demo test test-long test-integrations test-kernels reproduce lint clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
@@ -27,6 +27,10 @@ test-integrations: $(LIBRARIES)
 # GPU kernels on CPU tensors, under Triton's interpreter.
 test-kernels: $(TRITON)
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 tests/cuda
+
+# The claims of four papers, beside what this project finds: docs/results/*.md.
+reproduce: $(STAMP)
+	$(BIN)/python -m psgc.reproduce all --out docs/results
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

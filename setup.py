@@ -10,6 +10,7 @@ assert VERSION is not None, "psgc/__init__.py states __version__"
 
 setup(
     version=VERSION[1],
-    packages=find_namespace_packages(include=["psgc", "psgc.*"]),
+    # psgc.reproduce is run from a checkout: it belongs to the papers, not to what is installed
+    packages=find_namespace_packages(include=["psgc", "psgc.*"], exclude=["psgc.reproduce", "psgc.reproduce.*"]),
     package_data={"psgc": ["py.typed"], "psgc.wire": ["PROTOCOL.md"], "psgc.launch.observing": ["page.html"]},
 )

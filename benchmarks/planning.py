@@ -37,21 +37,14 @@ from psgc.plan.methods.result import Found
 from psgc.plan.model.plan import PlannedBucket
 from psgc.plan.model.problem import Problem, codec_costs, simulate
 from psgc.plan.model.timeline import define_timeline
+from psgc.reproduce.espresso_jobs import BEDS, JOBS, PAPER_BYTES
 
 CODECS = {
-    "vgg16": "randomk", "resnet101": "dgc", "ugatit": "dgc", "bert_base": "randomk", "gpt2": "efsignsgd", "lstm": "efsignsgd",
-}  # fmt: skip
-BEDS = ("espresso-nvlink", "espresso-pcie")
-PAPER_BYTES = {"randomk": 0.08, "dgc": 0.08, "efsignsgd": 0.125}  # an element
-# What Espresso gains over others on 64 GPUs, in the paper's text.
-PUBLISHED = {
-    ("gpt2", "espresso-nvlink"): {"byteps-compress": 0.42, "hipress": 0.33},
-    ("bert_base", "espresso-nvlink"): {"byteps-compress": 0.31, "hitopkcomm": 0.54, "hipress": 0.40},
-    ("ugatit", "espresso-nvlink"): {"fp32": 1.49, "byteps-compress": 2.05, "hitopkcomm": 0.50, "hipress": 0.35},
-    ("lstm", "espresso-pcie"): {"byteps-compress": 1.01, "hitopkcomm": 0.73, "hipress": 0.77},
-    ("vgg16", "espresso-pcie"): {"fp32": 2.69, "byteps-compress": 3.57, "hipress": 0.55},
-    ("resnet101", "espresso-pcie"): {"fp32": 0.20, "byteps-compress": 0.18, "hipress": 0.24},
-}  # fmt: skip
+    name: next(job.codec for job in JOBS if job.model.replace("-", "_") == name)
+    for name in ("vgg16", "resnet101", "ugatit", "bert_base", "gpt2", "lstm")
+}
+# What Espresso gains over others on 64 GPUs, in the paper's text; by the traces' names of the models.
+PUBLISHED = {(job.model.replace("-", "_"), job.bed): job.gains for job in JOBS}
 FORWARD = 0.5  # of the trace's backward
 REPEATS = 5
 

@@ -15,11 +15,10 @@ from psgc.layout import BucketSpec, Declaration, Layout, Machines, TensorSpec, b
 from psgc.layout.byteps_hash import HashPlacement, built_in, djb2, mixed, naive, sdbm
 from psgc.layout.placement import Load, Placement
 from psgc.program.ranks import Ranks
+from psgc.reproduce import exchange as benchmark
 from psgc.scheduler.roster import Member, Roster
 from psgc.wire.messages import Register
-from tests.benchmark_scripts import load
 
-benchmark = load("placement")
 JOBS = [(n, k) for n in (2, 3, 4, 7, 16, 32) for k in range(n + 1)]
 
 
