@@ -79,7 +79,7 @@ class _Remote:
     def start(self, supervisor: Supervisor, way: Way) -> None:
         read, self._pipe = os.pipe()
         try:
-            command = [way.python, "-m", REMOTE] if _is_here(self.place.host, way) else _ssh_command(self.place.host, way)
+            command = [way.python, "-m", REMOTE] if is_here(self.place.host, way) else ssh_command(self.place.host, way)
             self.child = supervisor.start(self.name, command, os.environ, stdin=read, notes=self._note)
         except OSError as error:
             raise PsgcError(f"run: {self.name}: ssh cannot be started: {error}") from None
@@ -226,7 +226,7 @@ def _watch(supervisor: Supervisor, remotes: Sequence[_Remote], life_s: float) ->
     return supervisor.run(turned)
 
 
-def _is_here(host: Host, way: Way) -> bool:
+def is_here(host: Host, way: Way) -> bool:
     """Whether it is this machine, which needs no ssh to itself."""
     return not (host.port or host.user or way.user) and host.name in (
         "localhost",
@@ -237,13 +237,14 @@ def _is_here(host: Host, way: Way) -> bool:
     )
 
 
-def _ssh_command(host: Host, way: Way) -> list[str]:
+def ssh_command(host: Host, way: Way, command: str = "") -> list[str]:
+    """command: for the host's shell; default: its part of a job."""
     connect_s = max(1, round(way.start_s - SAYING_S))
     options = [word for option in (*SSH_OPTIONS, f"ConnectTimeout={connect_s}") for word in ("-o", option)]
     user = host.user or way.user
     return [
         *way.ssh, "-T", *options, *(["-p", str(host.port)] if host.port else []), *(["-l", user] if user else []), host.name,
-        f"exec {shlex.quote(way.python)} -m {REMOTE}",
+        f"exec {command or f'{shlex.quote(way.python)} -m {REMOTE}'}",
     ]  # fmt: skip
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
 import zmq
 
 from psgc.config import Config
 from psgc.errors import JobFailed, PsgcError, UsageError
+from psgc.launch.observing.processes import environment, family
 from psgc.transport.control.dealer import Dealer
 from psgc.transport.security.curve import control_keys
 from psgc.transport.watch import Watch
@@ -80,30 +79,10 @@ def config_of(pid: int | None) -> Config:
                 "another process of a job on this machine with --pid"
             )
         return config
-    for process in _family(pid):
-        env = _environment(process)
+    for process in family(pid):
+        env = environment(process)
         if env.get("DMLC_PS_ROOT_PORT") and env.get("DMLC_PS_ROOT_URI") and env.get("DMLC_ROLE"):
             # of its settings only these matter here; its others may be another version's
             names = ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NUM_SERVER", "PSGC_JOB", "PSGC_TOKEN", "PSGC_DEAD_S")
             return Config.from_env({name: env[name] for name in names if name in env})
     raise UsageError(f"top: --pid {pid}: neither that process nor one that it has started is a job's, or it is another user's")
-
-
-def _environment(pid: int) -> Mapping[str, str]:
-    try:
-        entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return {}
-    return dict(entry.decode(errors="replace").partition("=")[::2] for entry in entries if b"=" in entry)
-
-
-def _family(pid: int) -> list[int]:
-    """The process and all that it has started, directly or not, as far as they live."""
-    found = [pid]
-    for one in found:
-        for task in Path(f"/proc/{one}/task").glob("*/children"):
-            try:
-                found += map(int, task.read_text().split())
-            except OSError:
-                continue
-    return found
