@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from psgc.config import Config
+from psgc.launch.pages.figures import rewritten
 from psgc.observe import exporter
 from psgc.observe.exporter import export
 from psgc.observe.figures import Figures
@@ -61,6 +62,11 @@ def test_everything_that_a_report_says_is_a_figure() -> None:
     for each in fields(Report)[1:]:  # the first is the time by which rates are counted
         with_it = Report(**{**plain, each.name: other.get(each.name, 5_000)})
         assert any(figures_of(role, with_it) != figures_of(role, Report(**plain)) for role in ("worker", "server")), each.name  # type: ignore[arg-type]
+
+
+def test_the_page_has_the_table_as_it_is() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "observation.md").read_text()
+    assert rewritten(page) == page, "python -m psgc.launch.pages.figures docs/observation.md"
 
 
 def test_names_are_unique_and_counts_are_told_from_gauges() -> None:
