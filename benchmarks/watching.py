@@ -2,8 +2,9 @@
 
     PSGC_METRICS_PORT=9400 PSGC_CODEC=topk psgc run --workers 2 -- python benchmarks/watching.py [--steps 400] [--scrapes 200] [--every-s 1]
 
-Steps with and without scrapes in turns cannot show so little on a machine that does other work as well (``benchmarks/tracing.py``). So CPU time is measured: of the
-process while nothing but its exporter works, for a scrape, and of the thread that looks at a residual, which happens once in 100 steps of a bucket.
+Steps with and without scrapes in turns cannot show so little on a machine that does other work as well (``benchmarks/tracing.py``). So CPU time is
+measured: of the process while nothing but its exporter works, for a scrape, and of the thread that looks at a residual, which happens once in 100 steps of
+a bucket.
 """
 
 from __future__ import annotations
