@@ -50,7 +50,9 @@ def plan(
         ),
     ] = "safe",
     optimizer: Annotated[str, typer.Option(help="adam or sgd: 1-bit and top-k cost quality under Adam-like optimizers.")] = "adam",
-    force: Annotated[bool, typer.Option("--force", help="Compress even if the verdict is not to, and plan buckets even if that is not verified.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Compress even if the verdict is not to, and plan buckets even if that is not verified.")
+    ] = False,
     report: Annotated[Path | None, typer.Option(help="Write a page with the timeline and the reasons.")] = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Write the plan.")] = None,
     as_json: Json = False,
