@@ -2,8 +2,8 @@
 
     python benchmarks/drawn_models.py --seed 7 [--models 12] [--gbps 0.05,0.2,2] [--rounds 6] [--out rows.jsonl]
 
-For each link, once: ``psgc profile --links --join`` over it, between one worker and a server. For each model: ``psgc profile --script`` (codecs, carriers and the
-machine's own link are measured with the first one). For each link of each model: ``psgc plan --runnable``, and a job on two hosts
+For each link, once: ``psgc profile --links --join`` over it, between one worker and a server. For each model: ``psgc profile --script`` (codecs, carriers and
+the machine's own link are measured with the first one). For each link of each model: ``psgc plan --runnable``, and a job on two hosts
 and a server's in which that plan, its codec, bf16 and none take turns (PSGC_VERIFY); then ``psgc verify --measured``, which predicts them and corrects the
 profile. Predictions are of whole steps by what users get, by the corrected profile, and by the profile as the first link's steps have corrected it. A row
 counts the plan as slower than the quicker one of its plain codec and none by what all three were measured to take in the same job. ``--out`` keeps each row
