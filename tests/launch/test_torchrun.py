@@ -148,7 +148,9 @@ def kill_one(hosts: Callable[..., Hosts], victim: str, rng: random.Random) -> Ho
         "agent": [rng.choice(group.agents).pid],
     }  # fmt: skip
     os.kill(rng.choice(found[victim]), signal.SIGKILL)
+    killed = time.monotonic()
     statuses = group.end()
+    print(f"{victim} killed: all had ended {time.monotonic() - killed:.1f} s later")
     assert 0 not in statuses, group.text
     assert shared_memory() <= before
     return group

@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import socket
 import threading
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ import pytest
 from psgc.config import Config
 from psgc.errors import ConfigError, JobFailed, PsgcError
 from psgc.launch.job import embedded as services
-from psgc.torch.session.embedded import Embedded
+from psgc.torch.session.embedded import Embedded, _Services, await_services
 
 TORCHRUN = {
     "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "none",
@@ -200,3 +202,23 @@ def test_a_port_that_is_taken_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.raises(PsgcError, match=r"cannot listen on 127.0.0.1:.*is another job using the port"),
     ):
         services._listener("127.0.0.1", taken.getsockname()[1])
+
+
+def test_a_worker_that_waits_for_others_at_its_end_says_so_again_and_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They may hang in their own code, for as long as they like: its node's servers may be theirs, so it does not leave."""
+    now = [0.0]
+
+    class Popen:
+        def poll(self) -> int | None:
+            now[0] += 1.0
+            return 0 if now[0] > 200.0 else None
+
+    monkeypatch.setattr("psgc.torch.session.embedded.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("psgc.torch.session.embedded.time.sleep", lambda _: None)
+    monkeypatch.setattr("psgc.torch.session.embedded._started", [_Services(Popen(), left=True)])  # type: ignore[arg-type]
+    await_services()
+    waits = [float(match[1]) for match in re.finditer(r"has waited for (\d+) s so far", caplog.text)]
+    assert waits[0] <= 6 and max(b - a for a, b in pairwise([*waits, 200.0])) <= 62, waits
+    assert len(waits) < 10, "it does not fill a log"
