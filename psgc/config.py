@@ -122,6 +122,7 @@ class Config:
     link_fd: int = -1
     heartbeat_s: float = 1.0
     silence_s: float = 5.0
+    on_server_loss: str = "restart"
     dead_s: float = 60.0  # so that a link that is cut for 20 s, and the kernel's pause after that, cost nothing
     register_timeout_s: float = 300.0
     step_timeout_s: float = 600.0

@@ -251,6 +251,10 @@ VARIABLES: Final = (
     Variable("PSGC_HEARTBEAT_S", "heartbeat_s", _seconds, "wsc", "seconds between heartbeats"),
     Variable("PSGC_SILENCE_S", "silence_s", _seconds, "wsc", "a wait is reported after this many seconds, then less and less often, at most a minute apart"),
     Variable("PSGC_DEAD_S", "dead_s", _seconds, "wsc", "a silent member on another host counts as dead after this many seconds"),
+    Variable(
+        "PSGC_ON_SERVER_LOSS", "on_server_loss", _one_of("restart", "stop"), "s",
+        "what a server's death does. restart: its launcher starts it again, and it goes on from what it had committed; stop: the job ends",
+    ),
     Variable("PSGC_REGISTER_TIMEOUT_S", "register_timeout_s", _seconds, "wsc", "registration gives up after this many seconds"),
     Variable("PSGC_STEP_TIMEOUT_S", "step_timeout_s", _seconds, "wsc", "a stalled step, barrier or declaration fails after this many seconds"),
     Variable("PSGC_ABORT_GRACE_S", "abort_grace_s", _seconds, "w", "a failed job's process that has not ended by itself is ended after this many seconds"),

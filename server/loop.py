@@ -33,21 +33,20 @@ from psgc.processes.mailbox import Mailbox
 from psgc.processes.pool import threads_of
 from psgc.processes.reminder import Reminder
 from psgc.server.engine import Engine, Folded, KeyWork
-from psgc.server.state import Commit, Effect, Fault, Fold, Restore, Retire, Send, SendResidual, ServerState, specs_of
+from psgc.server.state import NOTHING_KEPT, Commit, Effect, Fault, Fold, Restore, Retire, Send, SendResidual, ServerState, specs_of
 from psgc.server.store import KeyShape, KeyStore, Store
+from psgc.server.succession import Succession
 from psgc.transport.control.dealer import Dealer
 from psgc.transport.control.lifeline import Lifeline
 from psgc.transport.control.voice import ADMISSION, AWAITED, LIFELINE, Voice
 from psgc.transport.host import host_id, member_alive, pid_started, session_number
 from psgc.transport.link import Link, Transport
 from psgc.transport.link_set import LinkSet
-from psgc.transport.memory.keeper_wire import send_segment
 from psgc.transport.pacing import PacedLink
 from psgc.transport.security import encryption
 from psgc.transport.security.curve import control_keys
 from psgc.transport.security.gate import Gate
 from psgc.transport.security.handshake import NONCE_BYTES, ServerProof, worker_key
-from psgc.transport.selection import listen
 from psgc.transport.watch import Pollable, Watch
 from psgc.wire.frames import HEADER_BYTES, SERVER_SENDER, UNASSIGNED_SENDER, Header, Kind
 from psgc.wire.messages import ErrorCode, Notice, Register, Topology, address_fields, decode_body, decode_json, encode_body
@@ -57,13 +56,13 @@ logger = logging.getLogger(__name__)
 TURN_S: Final = 0.02  # time for one source's messages in one turn of the loop
 
 
-def serve(config: Config, again: bool = False) -> int:
-    """Serve one job to its end. again: this process has served one before, and none may follow. Returns the exit status; the last line logged says why a job
-    failed."""
+def serve(config: Config, again: bool = False, succession: Succession | None = None) -> int:
+    """Serve one job to its end. again: this process has served one before, and none may follow. succession: of this process. Returns the exit status; the last
+    line logged says why a job failed."""
     config.require_cluster()
     if config.encrypt:
         encryption.require()
-    server = Server(config, again)
+    server = Server(config, succession or Succession(config), again)
     stop = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "SIGINT"}
     before = {
         number: signal.signal(number, lambda n, _: server.mailbox.put(server.told_to_stop, stop[signal.Signals(n)])) for number in stop
@@ -78,17 +77,21 @@ def serve(config: Config, again: bool = False) -> int:
 class Server:
     """See the module's text."""
 
-    def __init__(self, config: Config, again: bool = False) -> None:
+    def __init__(self, config: Config, succession: Succession, again: bool = False) -> None:
+        self._succession, self._follows = succession, succession.follows
         self.config, self._again, self._session = config, again, session_number()
         self.mailbox = Mailbox()
         self._context: zmq.Context[Any] = zmq.Context()
         self._watch = Watch()
-        self._listeners = listen(config)
+        self._listeners = succession.listen(config)
         identity, keys = b"server-" + secrets.token_hex(6).encode(), control_keys(config.job, config.token)
         self._scheduler = Dealer(self._context, config.root_endpoint, identity, config.dead_s, keys)
         self._gate: Gate | None = None  # opened once the keys of workers are known; until then connections wait in the kernel
         self._links = LinkSet(PacedLink.of(config.link_mbit, config.link_fd) if config.link_mbit else None)
-        self._store = Store()
+        self._store = Store(succession.segments() if self._follows else ())
+        self._topology: Topology  # once this server is admitted
+        self._former_layouts = 0  # that a former process has served: workers are let in once they are served again
+        self._stepped = False  # the launcher has been told that this process has completed a step
         self._works: dict[int, KeyWork] = {}
         self._preparing: set[int] = set()  # layouts whose kernels are being loaded, or have been
         self._trace = server_trace(config)
@@ -96,7 +99,6 @@ class Server:
         self._state: ServerState | None = None
         self._admitted_at, self._wire_bytes = 0.0, 0
         self._exporter: Exporter | None = None
-        self._keeper = socket.socket(fileno=os.dup(config.keeper_fd)) if config.keeper_fd >= 0 else None
         self._launcher = Launcher(config.launcher)
         self._status: int | None = None
         self._reason = ""
@@ -111,7 +113,7 @@ class Server:
 
     def run(self) -> int:
         try:
-            if not self._again:  # else once it is admitted
+            if not self._again and not self._follows:  # else once it is admitted, or a former process has done so
                 self._launcher.tell("joining")
             parse_scheme(
                 "none", BucketContext("float32")
@@ -219,6 +221,9 @@ class Server:
                     self._engine.start(effect, work, store)
             elif isinstance(effect, Commit):
                 self._store.keys[effect.key].commit(effect)
+                if not self._stepped:
+                    self._stepped = True
+                    self._launcher.tell("stepped")
             elif isinstance(effect, SendResidual):
                 self._send_residual(effect)
             elif isinstance(effect, Restore):
@@ -255,7 +260,7 @@ class Server:
 
     def _restore(self, restore: Restore) -> None:
         try:
-            self._store.keys[restore.key].restore(restore.first, restore.payload)
+            self._store.keys[restore.key].restore(restore.first, restore.payload, restore.rescale)
         except PsgcError as error:
             self._fault(Fault(f"server {self._index()}: {self._works[restore.key].spec.describe()}: {error}"))
 
@@ -284,10 +289,11 @@ class Server:
 
     def _register(self) -> None:
         config = self.config
+        incarnation, lineage = self._succession.place
         body = Register(
             "server", __version__, host_id(), socket.gethostname(), os.getpid(), pid_started(os.getpid()),
             config.nodes, config.servers, index=config.server_index, encrypt=config.encrypt,
-            session=self._session, **address_fields(listener.address for listener in self._listeners),
+            session=self._session, incarnation=incarnation, lineage=lineage, **address_fields(listener.address for listener in self._listeners),
         )  # fmt: skip
         self._tell_scheduler(Kind.REGISTER, encode_body(body))
 
@@ -328,7 +334,8 @@ class Server:
             topology.rank, topology.size, config.job, topology.epoch, config.window_bytes, config.silence_s, config.step_timeout_s,
             absence=Absence(config.heartbeat_s),
         )  # fmt: skip
-        self._open_gate(topology)
+        self._topology, self._former_layouts = topology, topology.layouts
+        self._open_gate()
         self._admitted_at = time.monotonic()
         if self._trace is not None:
             self._trace.joined(topology.rank, topology.node_sizes)
@@ -338,11 +345,17 @@ class Server:
         self._exporter = export(
             config, OF_SERVERS + index, lambda: member_families("server", name, config.job, self._report(time.monotonic()))
         )
-        self._launcher.tell("joined")
+        if not self._follows:
+            self._launcher.tell("joined")
         logger.info("admitted server=%d workers=%d", topology.rank, topology.size)
 
-    def _open_gate(self, topology: Topology) -> None:
-        """Accept connections. Workers may have learned of this server before it learned of them; their connections have waited in the kernel."""
+    def _open_gate(self) -> None:
+        """Accept connections, once this server serves what a former process has served. Workers may have learned of this server before it learned of them;
+        their connections have waited in the kernel."""
+        topology, state = self._topology, self._state
+        assert state is not None
+        if self._gate is not None or not state.serves(self._former_layouts):
+            return
         data_key = bytes.fromhex(topology.key)
         keys = [worker_key(data_key, rank, topology.epoch) for rank in range(topology.size)]
 
@@ -367,6 +380,13 @@ class Server:
         state = self._state
         assert state is not None
         specs, costs = specs_of(layout, state.index, state.workers)
+        if layout.id <= self._former_layouts and any(spec.rule is not None for spec in specs):
+            self._fault(
+                Fault(
+                    f"server {state.index} was started again, but weights that it held ({layout.name!r}) are lost with its former process"
+                )
+            )
+            return
         by_key = {spec.key: spec for spec in specs}
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("serving layout=%d name=%s parts=%s", layout.id, layout.name, " ".join(map(key_text, by_key)))
@@ -383,12 +403,17 @@ class Server:
             self._works[part.key] = KeyWork(spec, pair, bucket.index, part.offset, spec.root is not None, *streams)
             shapes.append(KeyShape(part.key, pair.pull.payload_bound(spec.numel), spec.numel if spec.pull_feedback else 0))
         for number, segment in self._store.add_keys(shapes):
-            if self._keeper is not None:
-                send_segment(self._keeper, f"store-{number}", segment.fd, segment.nbytes)
+            self._succession.keep(number, segment)
         if self._trace is not None:
             self._trace.laid_out(layout)
-        self._apply(state.register(layout, specs, costs))
+        keys = [self._store.keys[shape.key] for shape in shapes]
+        if self._follows and any(key.removed for key in keys):
+            self._retire(Retire(tuple(by_key)))
+            state.forget(layout.id)
+        else:
+            self._apply(state.register(layout, specs, costs, {key.shape.key: key.kept for key in keys} if self._follows else NOTHING_KEPT))
         self._tell_scheduler(Kind.KEYS_READY, plan=layout.id)
+        self._open_gate()
 
     def _tell_scheduler(self, kind: Kind, body: bytes = b"", *, plan: int = 0) -> None:
         sender = UNASSIGNED_SENDER if self._state is None else SERVER_SENDER + self._state.index
@@ -468,8 +493,8 @@ class Server:
         self._scheduler.close(linger_ms=500)
         self._context.destroy(linger=500)
         self._store.close()
-        if self._keeper is not None:
-            self._keeper.close()
+        if self._status == 0:
+            self._succession.forget()
         if self._trace is not None:
             self._trace.close()
 

@@ -7,19 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 from psgc.errors import RemoteProtocolError
 from psgc.layout import Layout
 from psgc.layout.update_rule import UpdateRule
 from psgc.processes.absence import Absence, younger
 from psgc.processes.reminder import LONGEST_S, Reminder
-from psgc.server.step import FOLD_RANKS, NO_SLOT, SMALL_BYTES, Action, Commit, Fold, KeySpec, KeyState, Lend, Reply, Restore
+from psgc.server.step import FOLD_RANKS, NO_SLOT, SMALL_BYTES, Action, Commit, Fold, Kept, KeySpec, KeyState, Lend, Reply, Restore
 from psgc.server.weights.key import WeightsKey
 from psgc.server.window import Window
 from psgc.wire.frames import SERVER_SENDER, Header, Kind
 from psgc.wire.messages import MEASURE_BYTES, ErrorCode, Notice, encode_body
 
+NOTHING_KEPT: Final[Mapping[int, Kept]] = MappingProxyType({})
 Peer = Any  # a connection of the loop's; this module only compares and hashes it
 
 
@@ -87,17 +89,30 @@ class ServerState:
     absence: Absence = field(default_factory=lambda: Absence(1.0))  # of this server, which ticks once a heartbeat
     named: dict[tuple[int, ...], Reminder] = field(default_factory=dict)  # awaited ranks; kept for a while after they came
 
-    def register(self, layout: Layout, specs: list[KeySpec], costs: list[int]) -> list[Effect]:
+    def register(self, layout: Layout, specs: list[KeySpec], costs: list[int], kept: Mapping[int, Kept] = NOTHING_KEPT) -> list[Effect]:
         """Serve the parts of ``layout`` that are on this server, given in the plan's order with the room that each needs.
-        A repeated registration changes nothing. Ad-hoc and broadcast keys have room of their own."""
+        A repeated registration changes nothing. Ad-hoc and broadcast keys have room of their own. kept: by key, what a former process has kept."""
         if layout.id in self.retired:
             return []
         if layout.id not in self.windows:
             budget = self.window_bytes if layout.kind == "plan" else sum(costs)
-            self.windows[layout.id] = Window(costs, budget)
             for part, spec in enumerate(specs):
                 self.keys[spec.key] = _Key(KeyState(spec) if spec.rule is None else self._weights(spec, spec.rule), part)
+            for key, of_key in kept.items():
+                state = self.keys[key].state
+                assert isinstance(state, KeyState)
+                state.take_up(of_key)
+            steps = [self.keys[spec.key].state.step - 1 for spec in specs] if kept else []
+            self.windows[layout.id] = Window(costs, budget, steps)
         return [self._window(peer, layout.id) for peer in self.ranks]
+
+    def forget(self, layout: int) -> None:
+        """The layout was retired in the time of a former process."""
+        self.retired.add(layout)
+
+    def serves(self, layouts: int) -> bool:
+        """Whether the job's first ``layouts`` layouts are served, or are retired."""
+        return all(number in self.windows or number in self.retired for number in range(1, layouts + 1))
 
     def _weights(self, spec: KeySpec, rule: UpdateRule) -> WeightsKey:
         weights = WeightsKey(spec, rule, self.workers)

@@ -99,11 +99,25 @@ class Fold(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """Make ``result`` durable, and, if ``residual``, the residual that was written with it. Nothing that follows is sent before that."""
+    """Make ``result`` durable, and, if ``residual``, the residual that was written with it. Nothing that follows is sent before that.
+
+    add_back, rescale: what the next Fold of a last block does to the residual, as far as it is known; see there."""
 
     key: int
     result: Result
     residual: bool
+    add_back: bool = False
+    rescale: float = 1.0
+
+
+class Kept(NamedTuple):
+    """What of a key outlives the server's process, beside the contents of its buffers; a process that takes the place of another goes on from there.
+    result: None before the first step is complete. newest: the buffer of the newest result with a payload."""
+
+    result: Result | None
+    newest: int = NO_SLOT
+    add_back: bool = False
+    rescale: float = 1.0
 
 
 class Lend(NamedTuple):
@@ -116,11 +130,12 @@ class Lend(NamedTuple):
 
 
 class Restore(NamedTuple):
-    """Set elements of the key's residual, from ``first`` on."""
+    """Set elements of the key's residual, from ``first`` on, and what multiplies it first."""
 
     key: int
     first: int
     payload: Any
+    rescale: float
 
 
 Action = Reply | Fold | Commit | Lend | Restore
@@ -143,6 +158,12 @@ class KeyState:
     add_back: bool = False
     rescale: float = 1.0  # of the residual's unit, since the residual was last written; a binary32, as headers carry it
     restored: dict[int, int] = field(default_factory=dict)  # elements restored before the first step: first element -> rank
+
+    def take_up(self, kept: Kept) -> None:
+        """Go on from what a former process of this server has kept. The step that was under way begins again: workers still have its payloads."""
+        self.step = 1 if kept.result is None else kept.result.step + 1
+        self.result, self.last_slot = kept.result, kept.newest
+        self.add_back, self.rescale = kept.add_back, kept.rescale
 
     def contribute(self, rank: int, header: Header, payload: Any) -> list[Action]:
         """Handle a PUSH or SKIP of this key. Repeats are acknowledged and answered, but never added. Raises RemoteProtocolError."""
@@ -222,7 +243,7 @@ class KeyState:
             )
         self.restored[first] = rank
         self.rescale = header.rescale
-        return [Restore(self.spec.key, first, payload), answer]
+        return [Restore(self.spec.key, first, payload, self.rescale), answer]
 
     def folded(self, last: bool, payload_bytes: int = 0, nonfinite: bool = False, slot: int = NO_SLOT) -> list[Action]:
         """The engine has carried out the Fold under way."""
@@ -343,7 +364,7 @@ class KeyState:
         self.contributions.clear()
         self.next_block, self.fresh = 0, True
         wants, self.wants = sorted(self.wants), set()
-        return [Commit(self.spec.key, result, residual), *(self._answer(rank) for rank in wants)]
+        return [Commit(self.spec.key, result, residual, self.add_back, self.rescale), *(self._answer(rank) for rank in wants)]
 
     def _poisoned(self) -> bool:
         return any(c.nonfinite for c in self.contributions.values())

@@ -14,15 +14,19 @@ OPEN: Final = 1 << 62  # the limit of a layout that fits as a whole: never annou
 
 
 class Window:
-    """``costs[p]``: the largest payload bytes of all workers' contributions to part p. ``budget``: the bytes that the server has room for."""
+    """``costs[p]``: the largest payload bytes of all workers' contributions to part p. ``budget``: the bytes that the server has room for. steps[p]: the last
+    step of part p that is complete, where a server goes on from a former process: the limit is then at least that process's."""
 
-    def __init__(self, costs: Sequence[int], budget: int) -> None:
+    def __init__(self, costs: Sequence[int], budget: int, steps: Sequence[int] = ()) -> None:
         self._costs = tuple(costs)
         self._budget = budget
-        self._base = 0  # every position below it is complete
-        self._complete: set[int] = set()  # positions at or above it that are complete
+        n = len(self._costs)
+        self._base = min((step * n + part for part, step in enumerate(steps)), default=0)  # every position below it is complete
+        self._complete = {  # positions at or above it that are complete
+            turn * n + part for part, step in enumerate(steps) for turn in range(self._base // n, step) if turn * n + part >= self._base
+        }
         self._reserved = 0
-        self.limit = OPEN if sum(self._costs) <= budget else 0
+        self.limit = OPEN if sum(self._costs) <= budget else self._base
         self._admit()
 
     def complete(self, part: int, step: int) -> bool:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Final
 
 from psgc.config import Config
@@ -35,10 +36,14 @@ def run_role(role: str, env: Mapping[str, str] | None = None) -> int:
             from psgc.pslite.byteps.server import serve as serve_pslite
 
             return serve_pslite(config)
+        serve: Callable[..., int]
         if role == "scheduler":
             from psgc.scheduler.loop import serve
         else:
-            from psgc.server.loop import serve
+            from psgc.server.loop import serve as serve_as
+            from psgc.server.succession import Succession
+
+            serve = partial(serve_as, succession=Succession(config))
         with beside(config, env):
             return _serve(serve, config)
     except PsgcError as error:

@@ -7,7 +7,7 @@ import secrets
 import socket
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Final
 
 from psgc.config import Config
@@ -82,6 +82,7 @@ def run_job(command: Sequence[str], *, workers: int = 2, servers: int = 1, nodes
         print(f"{program}: {note}", file=sys.stderr)
     prepare([codec] if codec else [])
     with (
+        ExitStack() as links,
         socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener,
         Supervisor(program, prefix, Patience.of(config)) as supervisor,
         passing_on(lambda: [child for child in supervisor.children if not child.service]),
@@ -94,7 +95,7 @@ def run_job(command: Sequence[str], *, workers: int = 2, servers: int = 1, nodes
         if link_mbit is not None:
             print(f"{program}: {_described(link_mbit, workers, nodes)}", file=sys.stderr)
         try:
-            _start_services(supervisor, env, listener, servers, link_mbit)
+            _start_services(supervisor, env, listener, servers, link_mbit, links)
             _start_workers(
                 supervisor, {**env, **(found_as_byteps(env) if as_byteps else {})}, command, workers, nodes, cores, link_mbit, before
             )
@@ -117,15 +118,18 @@ def _link(link_mbit: float | None) -> Iterator[tuple[dict[str, str], list[int]]]
         os.close(fd)
 
 
-def _start_services(supervisor: Supervisor, env: Mapping[str, str], listener: socket.socket, servers: int, link_mbit: float | None) -> None:
+def _start_services(
+    supervisor: Supervisor, env: Mapping[str, str], listener: socket.socket, servers: int, link_mbit: float | None, links: ExitStack
+) -> None:  # fmt: skip
+    """links: closes servers' links at the job's end, since a server may be started again."""
     role, env = [sys.executable, "-m", "psgc.launch.job.role"], {**env, "PSGC_SERVES_AGAIN": "1"}
     fd = listener.fileno()
     scheduler = {**env, "DMLC_ROLE": "scheduler", "PSGC_SCHEDULER_FD": str(fd)}
     supervisor.start("scheduler", [*role, "scheduler"], scheduler, service=True, pass_fds=[fd])
     for index in range(servers):
-        with _link(link_mbit) as (link, fds):
-            server = {**env, **link, "DMLC_ROLE": "server", "DMLC_SERVER_ID": str(index)}
-            supervisor.start(f"server {index}", [*role, "server"], server, service=True, keep_memory=True, pass_fds=fds)
+        link, fds = links.enter_context(_link(link_mbit))
+        server = {**env, **link, "DMLC_ROLE": "server", "DMLC_SERVER_ID": str(index)}
+        supervisor.start(f"server {index}", [*role, "server"], server, service=True, keep_memory=True, pass_fds=fds)
 
 
 def _start_workers(

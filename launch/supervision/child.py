@@ -33,6 +33,7 @@ class Child:
     who: str  # in sentences
     service: bool  # ends by itself once the others have
     keeper: Keeper | None
+    start_again: Callable[[Keeper], Child] | None  # another process in its place, with what this one has left
     relays: dict[IO[bytes], Relay] = field(default_factory=dict)
     status: int | None = None  # as Popen's returncode, once the leader has ended
     gone: bool = False  # no process of its group is left
@@ -46,9 +47,11 @@ class Child:
         cls, name: str, command: Sequence[str], env: Mapping[str, str], relays: tuple[Relay, Relay], *, who: str = "",
         service: bool = False,
         keep_memory: bool = False, pass_fds: Iterable[int] = (), cores: Iterable[int] = (), stdin: int = subprocess.DEVNULL,
+        keeper: Keeper | None = None, start_again: Callable[[Keeper], Child] | None = None,
     ) -> Child:  # fmt: skip
-        """Run ``command``. relays: of stdout and stderr. cores: stay on these. stdin: a descriptor. Raises OSError if no process can be made."""
-        keeper = Keeper() if keep_memory else None
+        """Run ``command``. relays: of stdout and stderr. cores: stay on these. stdin: a descriptor. keeper: with what a former process has left. Raises OSError
+        if no process can be made."""
+        keeper = Keeper() if keep_memory and keeper is None else keeper
         fds, full = list(pass_fds), dict(env)
         if keeper is not None:
             fds.append(keeper.child_fd)
@@ -60,7 +63,7 @@ class Child:
         )  # fmt: skip
         if keeper is not None:
             keeper.started()
-        child = cls(name, popen, who or name, service, keeper)
+        child = cls(name, popen, who or name, service, keeper, start_again)
         for pipe, relay in zip((popen.stdout, popen.stderr), relays, strict=True):
             assert pipe is not None
             os.set_blocking(pipe.fileno(), False)

@@ -32,6 +32,10 @@ from psgc.processes.descriptors import raise_limit
 TURN_S: Final = 0.1  # polling interval for events without a signal: a group's last process is gone, a signal is due
 DRAIN_S: Final = 1.0  # how long to wait for the end of output if a process outside the groups holds a pipe open
 UNKILLABLE_S: Final = 10.0  # a process in the middle of a system call that does not return (a dead file server) outlives SIGKILL
+POISON: Final = (
+    3  # processes that follow one another as one server, each of which ends within POISON_S of the one before without completing a step
+)
+POISON_S: Final = 60.0
 OWN_END_S: Final = 3.0  # margin beyond a process's own time limit before it is ended from here
 HANDLED_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -68,6 +72,8 @@ class Supervisor:
         self._tell_verdict = verdict
         self._program, self._prefix, self._patience = program, prefix, patience
         self.children: list[Child] = []
+        self._former: list[Child] = []  # servers' processes in whose place others have been started
+        self._ends: dict[int, list[float]] = {}  # by child's number, when processes of it ended since one completed a step
         self.blame = Blame()
         self._selector = selectors.DefaultSelector()
         self._failing = False  # a fault has come, and everyone is being ended
@@ -96,7 +102,7 @@ class Supervisor:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._kill_what_is_left()
-        for child in self.children:
+        for child in (*self.children, *self._former):
             child.close()
         self._guard.close()
         signal.set_wakeup_fd(self._wake_before)
@@ -112,34 +118,43 @@ class Supervisor:
         keep_memory: bool = False, pass_fds: Iterable[int] = (), cores: Iterable[int] = (), stdin: int = subprocess.DEVNULL,
         notes: Callable[[str], None] | None = None,
     ) -> Child:  # fmt: skip
-        """Start one process in a session of its own. who: in sentences; default: its name, until it has joined as some rank.
+        """Start one process in a session of its own. who: in sentences; default: its name, until it has joined as some rank. keep_memory: it is a server, which
+        may be started again; ``pass_fds`` stay open until the job's end.
 
         service: it ends by itself when all others have. notes: takes what its stderr has for the launcher. Raises OSError."""
-        relays = (self._relay(name, sys.stdout), self._relay(name, sys.stderr, notes))
-        child = Child.start(
-            name, command, {**env, "PSGC_LAUNCHER": self._reports.address(len(self.children))}, relays,
-            who=who, service=service, keep_memory=keep_memory, pass_fds=pass_fds, cores=cores, stdin=stdin,
-        )  # fmt: skip
+        env = {**env, "PSGC_LAUNCHER": self._reports.address(len(self.children))}
+
+        def begin(keeper: Keeper | None = None) -> Child:
+            relays = (self._relay(name, sys.stdout), self._relay(name, sys.stderr, notes))
+            return Child.start(
+                name, command, env, relays, who=who, service=service, keep_memory=keep_memory, pass_fds=pass_fds, cores=cores, stdin=stdin,
+                keeper=keeper, start_again=begin if keep_memory else None,
+            )  # fmt: skip
+
+        child = begin()
         self.children.append(child)
         self.blame.accounts.append(Account(child.who, service, scheduler=name == "scheduler"))
+        self._watch(child)
+        return child
+
+    def _watch(self, child: Child) -> None:
         self._guard.add(child.pid)
         for pipe in child.relays:
             self._selector.register(pipe, selectors.EVENT_READ, (child, pipe))
         if child.keeper is not None:
             self._selector.register(child.keeper.socket, selectors.EVENT_READ, child.keeper)
-        return child
 
     def run(self, turned: Callable[[], None] = lambda: None) -> int:
         """Watch until all processes have ended. turned: called after each turn. Returns 0; after a fault the status of the process that caused it (128 + its
         signal; 1 if it has none); or 128 + the signal that ended us. After a failure the last line on stderr is the reason."""
-        while not all(child.gone for child in self.children) and time.monotonic() < self._give_up_at:
+        while not all(child.gone for child in (*self.children, *self._former)) and time.monotonic() < self._give_up_at:
             self.turn()
             turned()
         deadline = time.monotonic() + DRAIN_S
         while any(isinstance(key.data, tuple) for key in self._selector.get_map().values()) and time.monotonic() < deadline:
             self.turn()
             turned()
-        for child in self.children:
+        for child in (*self.children, *self._former):
             child.close()
         text, status = self._verdict()
         if self._tell_verdict is not None and status:
@@ -194,6 +209,8 @@ class Supervisor:
                 self._saving.add(report.child)
             elif report.event == "saved":
                 self._saving.discard(report.child)
+            elif report.event == "stepped":
+                self._ends.pop(report.child, None)
             elif report.event == "hung":
                 self._print_where_it_hung(report)
             elif not self._ending_them:
@@ -228,6 +245,8 @@ class Supervisor:
                 self._read(child, pipe)  # its last words
         working = any(c.running for c in self.children if not c.service)
         ours = self._ending_them
+        if (not child.service or working) and not ours and not self._failing and self._start_again(child):
+            return
         if child.service and not working and child.status != 0 and not self._failing:
             if not ours:
                 self._say(f"after the workers had ended, {child.describe_end()}")
@@ -245,6 +264,42 @@ class Supervisor:
         if not working:
             self._end_within(0 if self.blame.unneeded else self._patience.service_s)
 
+    def _start_again(self, child: Child) -> bool:
+        """Start a server again that has ended, unless it was told why, or ends again and again. Returns whether another process goes on in its place."""
+        number = self.children.index(child)
+        if (
+            child.keeper is None
+            or child.start_again is None
+            or not child.status
+            or self.blame.failed
+            or self.blame.accounts[number].informed
+        ):
+            return False
+        child.keeper.receive()
+        if not child.keeper.followable:
+            return False
+        now = time.monotonic()
+        ends = self._ends[number] = [when for when in self._ends.get(number, ()) if now - when < POISON_S] + [now]
+        if len(ends) > POISON:
+            self._say(
+                f"{child.name} has ended {len(ends)} times in {now - ends[0]:.0f} s and completed no step in between, so it is not started again"
+            )
+            return False
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(child.keeper.socket)
+        try:
+            child.keeper.renew()
+            successor = child.start_again(child.keeper)
+        except OSError as error:
+            self._say(f"{child.name} cannot be started again: {error}; see `ulimit -u -n`")
+            return False
+        self._say(f"{child.describe_end()}; it is started again and goes on from what it had committed")
+        child.keeper = None
+        self.children[number] = successor
+        self._former.append(child)
+        self._watch(successor)
+        return True
+
     def _end_if_failed(self) -> None:
         """After the first fault, end everyone else: at once if the job was never complete, because then nobody has anything to save."""
         if self.blame.failed and not self._failing:
@@ -252,12 +307,12 @@ class Supervisor:
             self._end_within(self._patience.fault_s if self.blame.formed else 0)
 
     def _reap_if_any_ended(self) -> None:
-        if any(not c.running and not c.gone for c in self.children):
+        if any(not c.running and not c.gone for c in (*self.children, *self._former)):
             self._reap(live_groups())
 
     def _reap(self, live: set[int]) -> None:
         """Reap leaders whose group is empty. Once no leader runs, end the processes that leaders left behind."""
-        for child in self.children:
+        for child in (*self.children, *self._former):
             if not child.running and not child.gone and child.pid not in live:
                 child.reap()
                 self._guard.remove(child.pid)
@@ -306,7 +361,7 @@ class Supervisor:
     def _kill_what_is_left(self) -> None:
         self._signal_all(signal.SIGKILL)
         deadline = time.monotonic() + UNKILLABLE_S
-        while left := [child for child in self.children if not child.gone]:
+        while left := [child for child in (*self.children, *self._former) if not child.gone]:
             for child in left:
                 child.has_ended()
             self._reap(live_groups())
@@ -317,7 +372,7 @@ class Supervisor:
 
     def _signal_all(self, number: int) -> None:
         # Workers first: a scheduler that is ended tells the others why, and they would say it.
-        for child in sorted(self.children, key=lambda child: child.service):
+        for child in sorted((*self.children, *self._former), key=lambda child: child.service):
             child.signal_group(number)
 
     # what happens to us

@@ -171,6 +171,9 @@ class Membership:
         known = self.roster.returns(peer, register, now)
         if known is not None:
             return [self._topology(known), *self._layouts_again(known)] if self.barriers is not None else []
+        former = self.roster.former(register)
+        if former is not None:
+            return self._succeeded(former, peer, register, now)
         member = Member(peer, register, now)
         conflict = self.roster.conflict(member)
         if self.barriers is not None:
@@ -180,6 +183,23 @@ class Membership:
             return self.abort(conflict, now)
         warning = self._warn_of_loopback(member)
         return warning + (self._admit_all(now) if self.roster.complete else [])
+
+    def _succeeded(self, server: Member, peer: bytes, register: Register, now: float) -> list[Action]:
+        """A server's launcher has started it again: it goes on from what its former process has left, at the same address."""
+        before = server.register
+        if register.incarnation <= before.incarnation:
+            return []  # a former process's word, late
+        if (register.address, register.local_address, register.more) != (before.address, before.local_address, before.more):
+            return self.abort(
+                f"{server.label} was started again and listens at {register.address}, not at {before.address}; workers do not find it", now
+            )
+        text = f"{server.label} has ended and was started again"
+        self.roster.replace(server, peer, register, now)
+        log: list[Action] = [Log(logging.WARNING, f"{text}: pid {register.pid} goes on")]
+        if self.barriers is None or self.declarations is None:
+            return log
+        self.declarations.begins_anew(server.rank)
+        return [*log, self._topology(server), *self._layouts_again(server)]
 
     def _of_another_version(self, peer: bytes, header: Header, body: bytes, now: float) -> list[Action]:
         """End a job that is not complete, as for another contradiction, and tell the member so in its own version."""
@@ -236,7 +256,8 @@ class Membership:
 
     def _topology(self, member: Member) -> Send:
         key = self.data_key if member.register.role == "server" else worker_key(self.data_key, member.rank, EPOCH)
-        return self._send(member.peer, Kind.TOPOLOGY, self.roster.topology(member, key))
+        layouts = self.declarations.layouts if self.declarations is not None and member.register.incarnation > 1 else 0
+        return self._send(member.peer, Kind.TOPOLOGY, self.roster.topology(member, key, layouts))
 
     # a complete job
 
@@ -505,7 +526,11 @@ class Membership:
             member.gone = now if member.gone is None else member.gone
             if now - member.gone < LAST_WORDS_S:
                 return None
-            return f"{member.label} died: its process is gone without leaving the job; look at its log"
+            if not member.register.incarnation:
+                return f"{member.label} died: its process is gone without leaving the job; look at its log"
+            if now - member.gone < self.dead_s:
+                return None  # its launcher starts it again, or ends the job
+            return f"{member.label} died and was not started again within {now - member.gone:.0f} s (PSGC_DEAD_S); look at its launcher"
         if alive:
             return None  # it is stopped, or busy: its silence is named, and it may come back
         # Before everyone is there, members send nothing but repeated registrations, a worker one every silence_s.

@@ -102,6 +102,7 @@ class Declarations:
         self._open: dict[str, Name] = {}  # names that have no layout yet
         self._by_layout: dict[int, Name] = {}
         self._unready: dict[int, Name] = {}  # names whose layouts some servers do not serve yet
+        self._again: dict[int, set[int]] = {}  # by server that began anew: layouts that it has served before and does not serve again yet
 
     def declare(self, rank: int, request: int, declare: Declare, now: float, rate: int = 0) -> tuple[Name, list[int]]:
         """A rank declares a name. Returns the ranks that are now to be asked for their whole declarations. rate: bytes a second of the rank's
@@ -151,6 +152,7 @@ class Declarations:
 
     def server_ready(self, server: int, layout_id: int) -> Name | None:
         """A server is ready to serve a layout. Returns the layout's name if this was the last server awaited, else None."""
+        self._again.get(server, set()).discard(layout_id)
         name = self._by_layout.get(layout_id)
         if name is None or name.servers is None or server in name.servers.came:
             return None
@@ -161,8 +163,19 @@ class Declarations:
         return name
 
     def unready(self, server: int) -> Iterator[Name]:
-        """The names whose layouts this server does not serve yet."""
-        return (name for name in self._unready.values() if name.servers is not None and server not in name.servers.came)
+        """The names whose layouts this server does not serve yet, or not again."""
+        again = self._again.get(server, set())
+        return (
+            name for number, name in self._by_layout.items()
+            if number in again or (number in self._unready and name.servers is not None and server not in name.servers.came)
+        )  # fmt: skip
+
+    def begins_anew(self, server: int) -> None:
+        """Another process has taken this server's place: it serves no layout yet."""
+        for name in self._unready.values():
+            if name.servers is not None:
+                name.servers.came.discard(server)
+        self._again[server] = set(self._by_layout)
 
     def awaiting_servers(self) -> list[Gathering]:
         """The layouts that some server does not serve yet."""

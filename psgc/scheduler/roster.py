@@ -15,7 +15,7 @@ from psgc.wire.reports import Report
 
 EPOCH: Final = 1
 OF_AN_OLD_CONNECTION: Final = b"\0"  # names that ZeroMQ itself draws begin so; a member's superseded connection gets such a name, too
-OF_RECEIVER: Final = ("rank", "key")  # fields of a Topology that differ from member to member
+OF_RECEIVER: Final = ("rank", "key", "layouts")  # fields of a Topology that differ from member to member
 
 
 @dataclass(slots=True)
@@ -83,6 +83,20 @@ class Roster:
         if same is not None:
             self._names[peer] = same
         return self.heard_from(peer, now)
+
+    def former(self, register: Register) -> Member | None:
+        """The server of which another process has registered before, or None."""
+        if not register.lineage:
+            return None
+        return next((member for member in self._server_members if member.register.lineage == register.lineage), None)
+
+    def replace(self, member: Member, peer: bytes, register: Register, now: float) -> None:
+        """Another process has taken the place of the member's, of which nothing that may still come is heeded."""
+        del self._registered[member.register]
+        self._names = {name: other for name, other in self._names.items() if other is not member}
+        member.peer, member.register, member.last_seen = peer, register, now
+        member.named = member.gone = member.report = None
+        self._names[peer] = self._registered[register] = member
 
     def has_left(self, register: Register, over: bool) -> bool:
         """Whether the process that registers was a member, has left, and begins another session. over: all workers have left, so that a server has ended its
@@ -212,11 +226,11 @@ class Roster:
         servers = sorted(self._server_members, key=lambda member: member.rank)
         return Machines.of_hosts([_network(m) for m in servers], [_network(m) for m in self._workers], self.nodes)
 
-    def topology(self, member: Member, key: bytes) -> bytes:
+    def topology(self, member: Member, key: bytes, layouts: int = 0) -> bytes:
         """The body of the TOPOLOGY message to ``member``. Everyone must have a rank. key: of the member's payload connections. The fields that are equal for
-        all are encoded once, because they name every member."""
+        all are encoded once, because they name every member. layouts: as in Topology."""
         assert self._topology, "number() comes first"
-        own = encode_body({"rank": member.rank, "key": key.hex()})
+        own = encode_body({"rank": member.rank, "key": key.hex(), **({"layouts": layouts} if layouts else {})})
         return own[:-1] + b"," + self._topology[1:]
 
 

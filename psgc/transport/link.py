@@ -7,6 +7,7 @@ then carries messages, and it never blocks. Links know headers, not their meanin
 
 from __future__ import annotations
 
+import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -178,6 +179,11 @@ class Listener(ABC):
     def fileno(self) -> int:
         """A descriptor that polls readable when ``accept`` has a connection."""
 
+    @property
+    def listening(self) -> socket.socket | None:
+        """What another process can go on listening with (``Transport.listen_with``); None if there is no such socket."""
+        return None
+
     @abstractmethod
     def accept(self, proof: Proof) -> Link:
         """A new connection. Raises BlockingIOError if there is none, Refused if the peer may not have one, or OSError."""
@@ -209,6 +215,10 @@ class Transport(ABC):
     @abstractmethod
     def listen(self, config: Config) -> Listener:
         """At a server: begin to listen. Raises PsgcError if that is not possible."""
+
+    def listen_with(self, config: Config, listening: socket.socket) -> Listener:
+        """At a server that takes the place of a process which has ended: go on listening with its listener's ``listening``, at the same address."""
+        raise NotImplementedError(f"listeners of {self.name} have no socket to go on with")
 
     @abstractmethod
     def dialer(self, address: str, config: Config) -> Dial:

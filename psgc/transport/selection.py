@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from importlib import import_module
 
@@ -30,15 +31,16 @@ def allowed(config: Config) -> list[Transport]:
     return [named]
 
 
-def listen(config: Config) -> list[Listener]:
-    """A server's listeners, one for each transport that some worker may choose. Raises ConfigError, or PsgcError if one cannot listen."""
+def listen(config: Config, left: Mapping[str, socket.socket] = {}) -> list[Listener]:
+    """A server's listeners, one for each transport that some worker may choose. left: by transport, sockets that a former process of this server has left.
+    Raises ConfigError, or PsgcError if one cannot listen."""
     chosen = allowed(config)
     if all(each.name != FALLBACK for each in chosen):
         chosen.append(transport(FALLBACK))
     listeners: list[Listener] = []
     try:
         for each in chosen:
-            listeners.append(each.listen(config))
+            listeners.append(each.listen_with(config, left[each.name]) if each.name in left else each.listen(config))
     except Exception:
         for listener in listeners:
             listener.close()

@@ -197,18 +197,25 @@ class LocalLink(SocketLink):
 
 
 class LocalListener(Listener):
-    """Where peers on this host connect. name: of an abstract socket."""
+    """Where peers on this host connect. name: of an abstract socket; listening: one that listens already."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, listening: socket.socket | None = None) -> None:
         self.transport = TRANSPORT
         self.name = name
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-        self.socket.bind("\0" + name)
-        self.socket.listen(1024)
+        if listening is None:
+            listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+            listening.bind("\0" + name)
+            listening.listen(1024)
+        self.socket = listening
+        self.socket.setblocking(False)
 
     @property
     def address(self) -> str:
         return SCHEME + self.name
+
+    @property
+    def listening(self) -> socket.socket:
+        return self.socket
 
     def fileno(self) -> int:
         return self.socket.fileno()
@@ -235,6 +242,10 @@ class SharedMemory(Transport):
 
     def listen(self, config: Config) -> LocalListener:
         return LocalListener(f"psgc/{config.job:x}/{os.getpid()}/{secrets.token_hex(4)}")
+
+    def listen_with(self, config: Config, listening: socket.socket) -> LocalListener:
+        """See Transport."""
+        return LocalListener(bytes(listening.getsockname()).decode().removeprefix("\0"), listening)
 
     def dialer(self, address: str, config: Config) -> Dial:
         return partial(LocalLink.connect, address.removeprefix(SCHEME))

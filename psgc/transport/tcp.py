@@ -331,12 +331,14 @@ class TcpLink(SocketLink):
 
 class TcpListener(Listener):
     """Where workers connect. host: the address to listen on, "" for all of this machine's. reached_at: the host that is told to workers, by default
-    the same; advertised: a host:port that is told to them instead. Raises PsgcError if the port is taken."""
+    the same; advertised: a host:port that is told to them instead. listening: a socket that listens there already. Raises PsgcError if the port is taken."""
 
-    def __init__(self, host: str, port: int, dead_s: float, reached_at: str = "", advertised: str = "") -> None:
+    def __init__(
+        self, host: str, port: int, dead_s: float, reached_at: str = "", advertised: str = "", listening: socket.socket | None = None
+    ) -> None:
         self.transport = TRANSPORT
         self._dead_s = dead_s
-        self.socket = listening_socket(port, host)
+        self.socket = listening_socket(port, host) if listening is None else listening
         self.socket.setblocking(False)
         self.port = int(self.socket.getsockname()[1])
         self._advertised = advertised or join(reached_at or host, self.port)
@@ -344,6 +346,10 @@ class TcpListener(Listener):
     @property
     def address(self) -> str:
         return SCHEME + self._advertised
+
+    @property
+    def listening(self) -> socket.socket:
+        return self.socket
 
     def fileno(self) -> int:
         return self.socket.fileno()
@@ -391,6 +397,15 @@ class Tcp(Transport):
     encrypts = True
 
     def listen(self, config: Config) -> TcpListener:
+        """See Transport."""
+        return self._listener(config, None)
+
+    def listen_with(self, config: Config, listening: socket.socket) -> TcpListener:
+        """See Transport."""
+        return self._listener(config, listening)
+
+    @staticmethod
+    def _listener(config: Config, listening: socket.socket | None) -> TcpListener:
         """Listen on the address from which the scheduler is reached, unless another one is configured: a job on one machine listens on loopback
         only."""
         reached_at = "" if config.advertise else config.node_host or local_address_for(config.root_host)
@@ -399,7 +414,7 @@ class Tcp(Transport):
         host = config.node_host or config.root_host
         alone = is_loopback(config.root_host) and is_loopback(host) and not config.advertise
         own = config.node_host or local_address_for(host)  # loopback has many addresses
-        return TcpListener(own if alone else "", config.port, config.dead_s, reached_at, config.advertise)
+        return TcpListener(own if alone else "", config.port, config.dead_s, reached_at, config.advertise, listening)
 
     def dialer(self, address: str, config: Config) -> Dial:
         return _Dialer(address, config.dead_s, config.node_host)

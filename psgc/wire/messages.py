@@ -74,6 +74,9 @@ class Register:
     switch: int = field(default=0, metadata=LEFT_OUT_IF_EMPTY)  # worker: how many of its node are behind one PCIe switch; 0: all of them
     asynchronous: bool = field(default=False, metadata=LEFT_OUT_IF_EMPTY)  # worker: PSGC_ASYNC=1
     session: int = field(default=0, metadata=LEFT_OUT_IF_EMPTY)  # how many sessions its process had before
+    # server: which of the processes it is, from 1, that take one another's place, and a number that these have in common; 0: its death ends the job
+    incarnation: int = field(default=0, metadata=LEFT_OUT_IF_EMPTY)
+    lineage: int = field(default=0, metadata=LEFT_OUT_IF_EMPTY)
 
     def __post_init__(self) -> None:
         if self.role not in ("worker", "server"):
@@ -118,6 +121,9 @@ class Topology:
         default=(), metadata=LEFT_OUT_IF_EMPTY
     )  # by node, as Register.roots, with commas; left out where all own shards
     switches: tuple[int, ...] = field(default=(), metadata=LEFT_OUT_IF_EMPTY)  # by node, as Register.switch; left out where there are none
+    layouts: int = field(
+        default=0, metadata=LEFT_OUT_IF_EMPTY
+    )  # to a server that follows another process: it lets workers in when it serves so many
 
     @classmethod
     def from_body(cls, body: dict[str, Any]) -> Topology:

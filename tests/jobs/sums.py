@@ -190,6 +190,8 @@ def compare(session: ClusterSession, codec: str, options: argparse.Namespace, ch
         for index, numel, dtype in names:
             want = plain(step, index, numel, dtype, session.size, mean) if codec == "none" else models[index].step(step)
             wrong += differ(buffers[index, dtype].array, want, f"{codec} step {step} tensor {index} {dtype}")
+        if options.say:
+            print(f"step {step}", flush=True)
     return wrong
 
 
@@ -208,6 +210,7 @@ def main() -> int:
     parser.add_argument("--codec", nargs="+", default=["none"], help="several are run one after the other")
     parser.add_argument("--dtypes", default="float32")
     parser.add_argument("--sum", action="store_true", help="the sum, not the mean")
+    parser.add_argument("--say", action="store_true", help="each step's number, once it is over")
     parser.add_argument("--delay-ms", type=float, default=0.0, help="each worker sleeps up to so long before a step")
     options = parser.parse_args()
     session = ClusterSession.open(Config.from_env())

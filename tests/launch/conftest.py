@@ -57,9 +57,9 @@ class Launched:
     def psgc(self, *arguments: str, **env: str) -> subprocess.Popen[str]:
         return self.preloaded("-m", "psgc.launch", *arguments, **env)
 
-    def job(self, *arguments: str) -> subprocess.Popen[str]:
+    def job(self, *arguments: str, **env: str) -> subprocess.Popen[str]:
         """``psgc run`` of a job that trains until it is stopped; returns once it does."""
-        popen = self.psgc("run", "--no-prefix", *arguments, "--", sys.executable, str(JOBS / "steps.py"), "--steps", "100000")
+        popen = self.psgc("run", "--no-prefix", *arguments, "--", sys.executable, str(JOBS / "steps.py"), "--steps", "100000", **env)
         self.read_until(popen, "step 1:")
         return popen
 

@@ -10,10 +10,11 @@ import sys
 
 import pytest
 
+from psgc.errors import PsgcError
 from psgc.launch.supervision.keeper import Keeper
-from psgc.server.step import Commit, Result
-from psgc.server.store import LABEL_BYTES, RECORD_BYTES, KeyShape, KeyStore, Store, find_blocks, read_record
-from psgc.transport.memory.keeper_wire import send_segment
+from psgc.server.step import NO_SLOT, Commit, Kept, Result
+from psgc.server.store import LABEL_BYTES, RECORD_BYTES, RECORDS_BYTES, KeyShape, KeyStore, Record, Store, find_blocks, read_record
+from psgc.transport.memory.keeper_wire import Left, recv_left, send_forget, send_segment
 from psgc.transport.memory.segment import Segment
 from psgc.wire.frames import Flag
 
@@ -44,25 +45,80 @@ def test_what_a_killed_server_committed_is_still_there() -> None:
             selector.register(keeper.socket, selectors.EVENT_READ)
             selector.select(timeout=5)
     fd, nbytes = keeper.segments["store-0"]
-    segment = Segment.attach(os.dup(fd), nbytes)
-    blocks = dict(find_blocks(segment.bytes))
-    assert list(blocks) == [KeyShape(4, 100, 0), KeyShape(5, 8, 4), KeyShape(6, 8, 0)], "the memory alone says what is in it"
-    records = [read_record(block[LABEL_BYTES:][:RECORD_BYTES]) for block in blocks.values()]
-    assert records == [None, (Result(7, Flag.NONE, 2, 1, 8), 1), None]
-    assert b"answered" in blocks[KeyShape(5, 8, 4)].tobytes()
+    segment = Segment(os.dup(fd), nbytes)
+    shapes = [shape for shape, _ in find_blocks(segment.bytes)]
+    assert shapes == [KeyShape(4, 100, 0), KeyShape(5, 8, 4), KeyShape(6, 8, 0)], "the memory alone says what is in it"
+    store = Store([segment])
+    assert store.add_keys(shapes) == [], "no memory is made for what is there"
+    assert [store.keys[key].kept for key in (4, 5, 6)] == [Kept(None), Kept(Result(7, Flag.NONE, 2, 1, 8), 1), Kept(None)]
+    assert store.keys[5].result(1).tobytes() == b"answered"
+    assert store.keys[5].residual_slot == 1
+    ((number, _),) = store.add_keys([KeyShape(7, 8 << 20, 0)])
+    assert number == 1, "further segments follow"
+    store.close()
     keeper.close()
 
 
-def test_a_record_torn_by_a_crash_is_not_believed() -> None:
+@pytest.mark.parametrize("written", range(RECORD_BYTES + 1))
+def test_wherever_the_process_ends_in_a_record_the_one_before_counts_or_the_whole_new_one(written: int) -> None:
+    store = Store()
+    ((_, segment),) = store.add_keys([KeyShape(5, 8, 4)])
+    key = store.keys[5]
+    assert key.kept == Kept(None), "nothing was committed yet"
+    results = Result(1, Flag.NONE, 1, 0, 8), Result(2, Flag.SKIPPED, 0), Result(3, Flag.NONE, 2, 1, 7)
+    commits = [Commit(5, results[0], True), Commit(5, results[1], False, True, 0.5), Commit(5, results[2], True)]
+    kept = [Kept(commits[0].result, 0), Kept(commits[1].result, 0, True, 0.5), Kept(commits[2].result, 1)]
+    for commit, before, after in zip(commits, [Kept(None), *kept], kept, strict=False):
+        records = segment.bytes[LABEL_BYTES:][:RECORDS_BYTES]
+        old = records.copy()
+        key.commit(commit)
+        assert key.kept == after
+        new = records.copy()
+        (changed,) = {at // RECORD_BYTES for at in (old != new).nonzero()[0]}
+        torn = old.copy()
+        own = slice(changed * RECORD_BYTES, (changed + 1) * RECORD_BYTES)
+        torn[own][-8:] = 0  # the order of writing: the last word is cleared, all before it is written, then itself
+        torn[own][: min(written, RECORD_BYTES - 8)] = new[own][: min(written, RECORD_BYTES - 8)]
+        if written > RECORD_BYTES - 8:
+            torn[own][-8:written] = new[own][-8 : written or None] if written == RECORD_BYTES else 0
+        found = read_record(torn)
+        assert (Kept(None) if found is None else found.kept) == (after if written == RECORD_BYTES else before)
+    store.close()
+
+
+def test_the_last_word_of_a_record_is_what_makes_it_count() -> None:
     store = Store()
     ((_, segment),) = store.add_keys([KeyShape(5, 8, 0)])
-    key = store.keys[5]
-    assert key.recorded() is None, "nothing was committed yet"
-    key.commit(Commit(5, Result(1, Flag.NONE, 1, 0, 8), False))
-    assert key.recorded() == (Result(1, Flag.NONE, 1, 0, 8), 0)
-    segment.bytes[LABEL_BYTES] += 1  # the writer died after the first word
-    assert key.recorded() is None
+    store.keys[5].commit(Commit(5, Result(1, Flag.NONE, 1, 0, 8), False))
+    records = segment.bytes[LABEL_BYTES:][:RECORDS_BYTES]
+    assert read_record(records) == Record(1, Kept(Result(1, Flag.NONE, 1, 0, 8), 0), (8, 0))
+    records[-1] += 1
+    assert read_record(records) is None
     store.close()
+
+
+def test_a_restored_residual_and_its_unit_outlive_the_process() -> None:
+    store = Store()
+    ((_, segment),) = store.add_keys([KeyShape(5, 8, 4)])
+    store.keys[5].restore(1, b"\0\0\x80\x3f" * 2, 0.25)
+    again = Store([Segment(os.dup(segment.fd), segment.nbytes)])
+    again.add_keys([KeyShape(5, 8, 4)])
+    assert again.keys[5].kept == Kept(None, NO_SLOT, False, 0.25)
+    residuals = again.keys[5].residuals()
+    assert residuals is not None
+    assert residuals[0].tolist() == [0, 1, 1, 0]
+    store.close()
+    again.close()
+
+
+def test_a_key_of_another_shape_is_not_taken_up() -> None:
+    store = Store()
+    ((_, segment),) = store.add_keys([KeyShape(5, 8, 4)])
+    again = Store([Segment(os.dup(segment.fd), segment.nbytes)])
+    with pytest.raises(PsgcError, match="former process"):
+        again.add_keys([KeyShape(5, 8, 3)])
+    store.close()
+    again.close()
 
 
 def test_a_key_that_was_removed_has_no_result_and_those_behind_it_are_still_found() -> None:
@@ -73,11 +129,12 @@ def test_a_key_that_was_removed_has_no_result_and_those_behind_it_are_still_foun
         store.keys[key].result(0)[:8] = list(b"answered")
         store.keys[key].commit(Commit(key, Result(1, Flag.NONE, 1, 0, 8), False))
     store.remove_keys([5])
-    blocks = dict(find_blocks(segment.bytes))
-    assert list(blocks) == shapes
-    records = [read_record(block[LABEL_BYTES:][:RECORD_BYTES]) for block in blocks.values()]
-    assert records == [None, (Result(1, Flag.NONE, 1, 0, 8), 0)]
+    again = Store([Segment(os.dup(segment.fd), segment.nbytes)])
+    again.add_keys(shapes)
+    assert [again.keys[key].removed for key in (5, 6)] == [True, False]
+    assert again.keys[6].kept == Kept(Result(1, Flag.NONE, 1, 0, 8), 0)
     store.close()
+    again.close()
 
 
 def test_a_segment_is_read_up_to_the_first_key_that_has_no_label_or_does_not_fit() -> None:
@@ -103,7 +160,7 @@ def test_a_step_never_writes_the_buffers_that_the_record_names() -> None:
         assert new is not None
         new[:] = step
         key.result(slot)[:] = step
-        assert key.recorded() is None or key.recorded()[1] != (0 if new is key._residuals[0] else 1)  # type: ignore[index]
+        assert new is key._residuals[1 - key.residual_slot]
         key.commit(Commit(5, Result(step, Flag.NONE, 1, slot, 4), True))
         now = key.residuals()
         assert now is not None
@@ -145,4 +202,34 @@ def test_a_packet_that_names_no_segment_is_dropped_and_the_next_is_kept(packet: 
         assert keeper.receive()
         assert list(keeper.segments) == ["layout"]
         segment.close()
+    keeper.close()
+
+
+def test_each_process_of_a_server_finds_what_the_ones_before_have_left_until_the_job_has_ended() -> None:
+    keeper = Keeper()
+    found: list[Left] = []
+    for incarnation in (1, 2, 3):
+        with socket.socket(fileno=os.dup(keeper.child_fd)) as server:
+            keeper.started()
+            found.append(recv_left(server))
+            assert found[-1].incarnation == incarnation
+            if incarnation == 1:
+                assert not keeper.followable
+                segment = Segment.create("store-0", 4096)
+                send_segment(server, "store-0", segment.fd, segment.nbytes)
+                with socket.create_server(("127.0.0.1", 0)) as listener:
+                    send_segment(server, "listener-tcp", listener.fileno(), 0)
+                    port = listener.getsockname()[1]
+            if incarnation == 3:
+                send_forget(server)
+        keeper.receive()
+        assert keeper.followable == (incarnation < 3)
+        keeper.renew()
+    assert len({left.lineage for left in found}) == 1
+    assert [list(left.kept) for left in found] == [[], *[["store-0", "listener-tcp"]] * 2]
+    for left in found[1:]:
+        with socket.socket(fileno=left.kept["listener-tcp"][0]) as same:
+            assert same.getsockname()[1] == port
+        os.close(left.kept["store-0"][0])
+    segment.close()
     keeper.close()

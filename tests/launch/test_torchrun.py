@@ -140,7 +140,7 @@ def test_a_process_joins_job_after_job_each_with_as_many_servers_as_asked_for(
 def kill_one(hosts: Callable[..., Hosts], victim: str, rng: random.Random) -> Hosts:
     """A job of two hosts with two workers each, of which one process is killed."""
     before = shared_memory()
-    group = hosts(2, 2, JOB, *FOREVER)
+    group = hosts(2, 2, JOB, *FOREVER, PSGC_ON_SERVER_LOSS="stop")
     group.await_lines("^joined job 0 as rank . of 4$", 4)
     found = {
         "rank 0": [min(group.processes(f"-u {JOB}"))], "worker": group.processes(f"-u {JOB}"), "server": group.processes("role server"),
@@ -177,7 +177,7 @@ def test_any_process_killed_ends_the_job_everywhere_and_leaves_nothing(hosts: Ca
 @pytest.mark.timeout(600)
 def test_a_server_killed_before_all_workers_are_there_ends_the_job_too(hosts: Callable[..., Hosts], tmp_path: Path) -> None:
     (tmp_path / "late.py").write_text("import os, time, psgc.torch as psgc\nif os.environ['RANK'] == '1': time.sleep(1000)\npsgc.init()\n")
-    group = hosts(1, 2, str(tmp_path / "late.py"))
+    group = hosts(1, 2, str(tmp_path / "late.py"), PSGC_ON_SERVER_LOSS="stop")
     group.await_lines("started a scheduler", 1)
     os.kill(group.processes("role server")[0], signal.SIGKILL)
     assert group.end() == [1], group.text

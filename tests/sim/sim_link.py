@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from sim_network import Channel, Network, Place, read
@@ -114,6 +114,14 @@ class Host:
     ready: Callable[[SimLink], None]
     lost: Callable[[SimLink], None]
     proof: Callable[[], ServerProof]
+    away: bool = False  # its process has ended, and the next does not answer yet
+    waiting: list[_Line] = field(default_factory=list)  # whose connections the kernel keeps until then
+
+    def back(self) -> None:
+        self.away = False
+        waiting, self.waiting = self.waiting, []
+        for line in waiting:
+            line._connect()
 
 
 class _Line:
@@ -163,8 +171,12 @@ class _Line:
         self._notice(max(network.clock.now, channels[1].last) + network.delay(), up=False)
         network.clock.at(self._back_at(away), self._connect)
 
+    def _waits(self) -> bool:
+        """Whether nobody answers at the host for now; ``_connect`` is called once somebody does."""
+        return False
+
     def _connect(self) -> None:
-        if not self.closed:
+        if not self.closed and not self._waits():
             self._renew()
             self._notice(self.network.clock.now + self.network.delay(), up=True)
 
@@ -213,6 +225,11 @@ class Line(_Line):
 
     def _channels(self) -> tuple[Channel, Channel] | None:
         return None if self.current is None or self.current.other is None else (self.current.out, self.current.other.out)
+
+    def _waits(self) -> bool:
+        if self.host.away:
+            self.host.waiting.append(self)
+        return self.host.away
 
     def _renew(self) -> None:
         own, others = self._ends

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from sim_link import ControlLine, Host, SimLink
+from sim_link import ControlLine, Host, Line, SimLink
 from sim_network import TORN, Place, read
 from sim_oracle import name_of_residual, name_of_restored, name_of_result, restored_of
 
@@ -19,7 +19,7 @@ from psgc.scheduler.membership import Membership
 from psgc.scheduler.roster import EPOCH
 from psgc.server import state as server_state
 from psgc.server.state import Commit, Effect, Fault, Fold, Restore, SendResidual, ServerState, specs_of
-from psgc.server.step import NO_SLOT, Result
+from psgc.server.step import NO_SLOT, Kept, Result
 from psgc.transport.security.handshake import ServerProof, worker_key
 from psgc.wire.frames import SERVER_SENDER, UNASSIGNED_SENDER, Header, Kind
 from psgc.wire.messages import Register, Topology, decode_json, encode_body
@@ -63,44 +63,91 @@ class SimScheduler:
         for action in actions:
             if isinstance(action, Send):
                 peer = self._peers[action.peer]
-                refuses = action.header.kind in (Kind.ABORT, Kind.ERROR) and isinstance(peer, ControlLine)
+                refuses = action.header.kind in (Kind.ABORT, Kind.ERROR) and isinstance(peer, ControlLine) and not peer.closed
                 check(not refuses, lambda text=action.body: f"the scheduler says {text!r}")
                 peer.reply(action.header, action.body)
             elif isinstance(action, End):
                 self.ended = self.ended or action
 
 
+class CrashedError(Exception):
+    """The server's process has ended in the middle of what it was doing."""
+
+
 class SimServer:
-    """What server/loop.py does around ServerState, with named results in place of memory."""
+    """What server/loop.py does around ServerState, with named results in place of memory. Its processes end, and others follow: ``slots``, ``committed``,
+    ``residuals`` and ``kept`` are what the launcher keeps; everything else is a process's own."""
 
     def __init__(self, world: World, index: int) -> None:
         self.world, self.clock, self.rng = world, world.clock, world.rng
         self.index = index
-        self.state: ServerState | None = None
         self.host = Host(self._ready, self._lost, self._proof)
         self.slots: dict[tuple[int, int], Any] = {}
         self.committed: dict[int, Result] = {}
         self.residuals: dict[int, Any] = {}
-        self.ended = False
+        self.kept: dict[int, Kept] = {}
+        self.ended = self.down = False
+        self.incarnation = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        """Start a process."""
+        self.incarnation += 1
+        self.state: ServerState | None = None
+        self._former_layouts = 0
         self._pending: dict[int, Any] = {}  # residuals written with a result that is not committed yet
         self._blocks: dict[int, list[Any]] = {}
         self._early: list[tuple[Any, Header, Any]] = []
         self._preparing: set[int] = set()
         self._proved: set[Any] = set()  # connections, each once
-        self.control = ControlLine(world.network, self._event, self._hear_scheduler, world.scheduler.hear)
-        self.clock.after(HEARTBEAT_S * self.rng.random(), self._tick)
+        self._proofs: list[ServerProof] = []  # of connections that this process has accepted
+        self.control = ControlLine(self.world.network, self._event, self._hear_scheduler, self.world.scheduler.hear)
+        self._after(HEARTBEAT_S * self.rng.random(), self._tick)
+
+    def _after(self, delay: float, call: Callable[..., None], *args: Any) -> None:
+        """As the clock's, in this process: what a process has begun ends with it."""
+        incarnation = self.incarnation
+
+        def later() -> None:
+            if self.incarnation == incarnation and not self.down:
+                self._alive(call, *args)
+
+        self.clock.after(delay, later)
+
+    def _alive(self, call: Callable[..., None], *args: Any) -> None:
+        try:
+            call(*args)
+        except CrashedError:
+            self.crash()
+
+    def crash(self) -> None:
+        """The process ends. Its launcher starts another after a while; until that one lets workers in, their connections wait in the kernel."""
+        self.down = self.host.away = True
+        self.world.crashes += 1
+        self.control.close()
+        for line in [line for line in self.world.network.lines if isinstance(line, Line) and line.host is self.host]:
+            line.cut()
+        self.clock.after(self.world.scenario.restart_s * 2 * self.rng.random(), self._follow)
+
+    def _follow(self) -> None:
+        self.down = False
+        self._begin()
+
+    def _open_gate(self) -> None:
+        if self.host.away and self.state is not None and self.state.serves(self._former_layouts):
+            self.host.back()
 
     # the scheduler
 
     def _event(self, event: str) -> None:
-        if event == "up":
+        if event == "up" and not self.down:
             self._register()
 
     def _register(self) -> None:
         scenario = self.world.scenario
         body = Register(
-            "server", __version__, "host", "host", 1000 + self.index, 1, len(scenario.nodes), scenario.servers,
-            index=self.index, address=f"s{self.index}",
+            "server", __version__, "host", "host", 1000 + self.index + 10 * self.incarnation, 1, len(scenario.nodes), scenario.servers,
+            index=self.index, address=f"s{self.index}", incarnation=self.incarnation, lineage=7 + self.index,
         )  # fmt: skip
         self._say(Kind.REGISTER, encode_body(body))
 
@@ -109,15 +156,20 @@ class SimServer:
         self.control.send(Header(kind, job=self.world.job, plan=plan, sender=sender, payload_bytes=len(body)), body)
 
     def _hear_scheduler(self, header: Header, body: bytes) -> None:
+        self._alive(self._handle, header, body)
+
+    def _handle(self, header: Header, body: bytes) -> None:
         if header.kind == Kind.TOPOLOGY and self.state is None:
             topology = Topology.from_body(decode_json(body, "TOPOLOGY"))
             scenario = self.world.scenario
             self.state = ServerState(
                 topology.rank, topology.size, self.world.job, topology.epoch, scenario.window_bytes
             )  # fmt: skip
+            self._former_layouts = topology.layouts
             early, self._early = self._early, []
             for message in early:
                 self._hear_worker(*message)
+            self._open_gate()
         elif header.kind == Kind.KEYS and self.state is not None:
             self._prepare(Layout.from_json(body))
         elif header.kind == Kind.BYE and not self.ended:
@@ -131,14 +183,16 @@ class SimServer:
             self._say(Kind.KEYS_READY, plan=layout.id)
         elif layout.id not in self._preparing:
             self._preparing.add(layout.id)
-            self.clock.after(10 * self.world.work_time(), self._add, layout)
+            self._after(10 * self.world.work_time(), self._add, layout)
 
     def _add(self, layout: Layout) -> None:
         assert self.state is not None
         specs, costs = specs_of(layout, self.index, self.state.workers)
         self.world.oracle.know(layout.served, specs)
-        self._apply(self.state.register(layout, specs, costs))
+        kept = {spec.key: self.kept[spec.key] for spec in specs if spec.key in self.kept}
+        self._apply(self.state.register(layout, specs, costs, kept))
         self._say(Kind.KEYS_READY, plan=layout.id)
+        self._open_gate()
 
     def _tick(self) -> None:
         if self.ended:
@@ -149,15 +203,21 @@ class SimServer:
             faults = self.state.tick(self.clock.now)[1]
             check(not faults, lambda: f"server {self.index}: {faults}")
             self._say(Kind.HEARTBEAT)
-        self.clock.after(HEARTBEAT_S, self._tick)
+        self._after(HEARTBEAT_S, self._tick)
 
     # the workers
 
     def _proof(self) -> ServerProof:
         workers = self.world.scenario.workers
-        return ServerProof("sim", self.index, EPOCH, workers, lambda rank: worker_key(DATA_KEY, rank, EPOCH), self.world.nonce())
+        proof = ServerProof("sim", self.index, EPOCH, workers, lambda rank: worker_key(DATA_KEY, rank, EPOCH), self.world.nonce())
+        self._proofs.append(proof)
+        return proof
 
     def _ready(self, link: SimLink) -> None:
+        if not self.down and any(proof is link.proof for proof in self._proofs):
+            self._alive(self._hear, link)
+
+    def _hear(self, link: SimLink) -> None:
         for header, payload in link.receive():
             self._hear_worker(link, header, payload)
 
@@ -195,6 +255,8 @@ class SimServer:
 
     def _apply(self, effects: Iterable[Effect]) -> None:
         for effect in effects:
+            if self.world.crashes_here():
+                raise CrashedError
             if isinstance(effect, server_state.Send):
                 self._send(effect)
             elif isinstance(effect, Fold):
@@ -205,6 +267,7 @@ class SimServer:
                 self._send_residual(effect)
             elif isinstance(effect, Restore):
                 self.residuals[effect.key] = name_of_restored(effect.key, {*restored_of(self.residuals.get(effect.key)), effect.first})
+                self.kept[effect.key] = Kept(None, rescale=effect.rescale)
             else:
                 assert isinstance(effect, Fault)
                 raise WrongError(f"server {self.index} ends the job: {effect.text}")
@@ -233,12 +296,15 @@ class SimServer:
         if commit.residual:
             self.residuals[commit.key] = self._pending.pop(commit.key)
         self.committed[commit.key] = result
+        before = self.kept.get(commit.key, Kept(None))
+        newest = before.newest if result.slot == NO_SLOT else result.slot
+        self.kept[commit.key] = Kept(result, newest, commit.add_back, commit.rescale)
 
     def _begin_fold(self, fold: Fold) -> None:
         """The engine: reads its inputs when it begins and once more when it ends, and must find the same."""
         if fold.last:
             self.slots[fold.key, fold.slot] = TORN
-        self.clock.after(self.world.work_time(), self._end_fold, fold, self._inputs(fold))
+        self._after(self.world.work_time(), self._end_fold, fold, self._inputs(fold))
 
     def _inputs(self, fold: Fold) -> Any:
         owed = None if fold.add_back == NO_SLOT else self.slots[fold.key, fold.add_back]

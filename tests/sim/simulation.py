@@ -30,6 +30,8 @@ from psgc.worker.residuals.transfers import Transfer
 STUCK_S = 60.0  # no part has come to its end for so long: nothing ever will, but over slow links
 SLOWEST_RATE = 2e4  # bytes a second: a payload takes half a second, but for what parts are at the least, and many wait for one another
 PATIENCE_S = 600.0
+CRASH_AT_BEGIN = 0.2  # chance that a process may end before it lets workers in
+CRASH_IN_EFFECTS = 0.02  # chance that a server's process ends between two things that one message has it do
 PAIRS = ("none", "onebit", "onebit/none", "none/onebit")  # codecs that a bucket behind sums within nodes may have
 NODES = ((2, 2), (1, 2), (3, 1), (1, 2, 3), (2, 1, 2), (3,), (2,) * 9)
 BEHIND_NODES = (
@@ -63,6 +65,9 @@ class Scenario:
     work_s: float = 0.001
     cuts: int = 0
     cut_every_s: float = 0.02
+    crashes: int = 0  # of servers' processes, once steps are under way
+    crash_every_s: float = 0.05
+    restart_s: float = 0.2  # until the next process of a server begins, on average
     cuts_early: bool = False  # from the start, and not only when steps are under way
     publishes: bool = False  # ranks tell each other where they are before the first step
     weather: Weather = field(default_factory=Weather)
@@ -138,7 +143,8 @@ class World:
         self._last_progress = 0.0
         self._nonces = 0
         self._arrived: dict[int, int] = {}
-        self._cuts_left = scenario.cuts
+        self._cuts_left, self._crashes_left = scenario.cuts, scenario.crashes
+        self.crashes = 0
         self._stuck_s = STUCK_S + 1e7 / scenario.weather.rate
         self._barrier_after = [self.rng.random() < scenario.barriers for _ in range(scenario.steps)]
         self.scheduler = SimScheduler(self)
@@ -260,6 +266,31 @@ class World:
         if not self._cutting:
             self._cutting = True
             self.clock.after(self._until_cut(), self._cut)
+            if self._crashes_left:
+                self.clock.after(self._until_crash(), self._crash)
+
+    def _until_crash(self) -> float:
+        return self.scenario.crash_every_s * 2 * self.rng.random()
+
+    def crashes_here(self) -> bool:
+        """Whether a server's process ends in the middle of what it does now."""
+        if not self._cutting or not self._may_crash() or self.rng.random() > CRASH_IN_EFFECTS:
+            return False
+        self._crashes_left -= 1
+        return True
+
+    def _may_crash(self) -> bool:
+        """A server that ends once the workers have left is not started again."""
+        return self._crashes_left > 0 and not all(worker.coordinator.left for worker in self.workers)
+
+    def _crash(self) -> None:
+        if self._may_crash():
+            beginning = self.rng.random() < CRASH_AT_BEGIN
+            up = [server for server in self.servers if not server.down and not server.ended and (beginning or not server.host.away)]
+            if up:
+                self._crashes_left -= 1
+                self.rng.choice(up).crash()
+            self.clock.after(self._until_crash(), self._crash)
 
     def _until_cut(self) -> float:
         return self.scenario.cut_every_s * 2 * self.rng.random()

@@ -191,15 +191,13 @@ def test_what_a_server_has_sent_it_remembers_wherever_it_dies() -> None:
             effects = state.folded(True, 8, False, fold.slot)
             assert [type(e) for e in effects] == [Commit, Reply, Reply]
             sent = carry_out(effects[: dies_after if step == 2 else 3], store, key)
-        recorded = store.keys[key].recorded()
-        assert recorded is not None
-        result, residual_slot = recorded
+        result = store.keys[key].kept.result
+        assert result is not None
         assert all(result.step == step for step in sent)
         assert result.step == (1 if dies_after == 0 else 2)
         assert (store.keys[key].result(result.slot) == result.step).all(), "the record names a whole result"
         current = store.keys[key].residuals()
         assert current is not None
-        assert store.keys[key].residual_slot == residual_slot
         np.testing.assert_array_equal(current[0], result.step)
         store.close()
 

@@ -41,6 +41,10 @@ class Arena:
             self._used += aligned(size)
         return places
 
+    def adopt(self, segment: Segment, used: int) -> None:
+        """Go on in a segment that a former process has made, behind its first ``used`` bytes. Segments come in their order, before anything is cut."""
+        self.segments[len(self.segments)], self._used = segment, used
+
     def _next_bytes(self, nbytes: int) -> int:
         before = self.segments[len(self.segments) - 1].nbytes if self.segments else FIRST_BYTES // 2
         return max(2 * before, -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE)
