@@ -7,9 +7,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 LIBRARIES := $(VENV)/.integrations
 TRITON := $(VENV)/.gpu-dev
+SITE := $(VENV)/.docs
 PINS := $(VENV)/constraints.txt
 
-.PHONY: demo test test-long test-integrations test-kernels reproduce lint clean
+.PHONY: demo test test-long test-integrations test-kernels reproduce docs lint clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
@@ -32,6 +33,10 @@ test-kernels: $(TRITON)
 reproduce: $(STAMP)
 	$(BIN)/python -m psgc.reproduce all --out docs/results
 
+# The documentation site: build/site/index.html. Links are checked.
+docs: $(SITE)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -51,6 +56,10 @@ $(LIBRARIES): $(STAMP)
 
 $(TRITON): $(STAMP)
 	$(BIN)/python -m pip install --quiet -c $(PINS) --no-build-isolation -e ".[gpu-dev]"
+	touch $@
+
+$(SITE): $(STAMP)
+	$(BIN)/python -m pip install --quiet -c $(PINS) --no-build-isolation -e ".[docs]"
 	touch $@
 
 clean:

@@ -39,7 +39,7 @@ METHOD_OF_FLAG = {"rank": "powersgd", "k": "mstopk", "ratio": "sync_compressed"}
 @compiles_on_call
 def whatif(
     context: typer.Context,
-    cases: Annotated[Path | None, typer.Option(help="A JSON file of questions; see docs/plans.md.")] = None,
+    cases: Annotated[Path | None, typer.Option(help="A JSON file of questions; see docs/paying.md.")] = None,
     profile: Annotated[str | None, typer.Option(help="Ask the timeline: a profile, or a well-known model's name.")] = None,
     cluster: Annotated[str | None, typer.Option(help="The timeline's cluster: a TOML file or a name.")] = None,
     codec: Annotated[str, typer.Option(help="The timeline's codec.")] = "int8",

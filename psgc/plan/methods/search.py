@@ -7,7 +7,7 @@ the best one.
 
 The budget counts simulated chains and tasks, not time, so the same job gets the same plan on any machine. The constants were chosen on random
 jobs of ``benchmarks/planning_rivals.py`` with 1 to 200 tensors and seeds 200,000 to 200,599, and on the six published traces; the figures in
-docs/plans.md are of other seeds.
+docs/planner.md are of other seeds.
 """
 
 from __future__ import annotations

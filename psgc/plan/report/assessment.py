@@ -35,7 +35,7 @@ BASELINE: Final = "fp32"
 FACTORS: Final = (0.9, 1.1)
 LEAST_MARGIN: Final = 0.01
 # By how much of an iteration a plan to run must be predicted quicker than what its codec does without a plan, as long as nobody has verified predictions: of
-# models that were drawn (docs/plans.md), half of the plans took that much longer, beside their plain codec, than they were predicted to.
+# models that were drawn (docs/predicted-and-measured.md), half of the plans took that much longer, beside their plain codec, than they were predicted to.
 UNVERIFIED: Final = 0.25
 RUNS: Final = 3
 # A search that takes longer is not timed again, because other work on the machine matters less to it.

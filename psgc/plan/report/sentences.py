@@ -26,7 +26,7 @@ class Spread(NamedTuple):
     highest: float
 
 
-# Of the tables of jobs in docs/plans.md, "Predicted and measured" and "Among workers"; a test counts them there.
+# Of the tables of jobs in docs/predicted-and-measured.md, "Jobs over servers" and "Among workers"; a test counts them there.
 STEPS_MEASURED: Final = Spread(48, 43, -0.233, -0.07, 0.105)
 WORTH_TELLING: Final = 10.0  # a lower bound that a plan exceeds by more than this factor is not worth telling
 
@@ -110,8 +110,8 @@ def not_verified() -> str:
     """What a predicted step is worth until it has been measured."""
     spread = STEPS_MEASURED
     return (
-        f"not verified: predicted, not measured; of {spread.cells} jobs that were measured (docs/plans.md), {spread.low} took longer than predicted: errors "
-        f"from -{percent(-spread.lowest)} to +{percent(spread.highest)}, the median -{percent(-spread.median)}"
+        f"not verified: predicted, not measured; of {spread.cells} jobs that were measured (docs/predicted-and-measured.md), {spread.low} took longer "
+        f"than predicted: errors from -{percent(-spread.lowest)} to +{percent(spread.highest)}, the median -{percent(-spread.median)}"
     )
 
 
