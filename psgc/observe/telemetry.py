@@ -6,6 +6,7 @@ A process whose script has set up OpenTelemetry's metrics keeps that; else its S
 from __future__ import annotations
 
 import importlib
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -15,7 +16,7 @@ Families = Callable[[], Iterable[Family]]
 
 
 def observe(families: Families) -> str:
-    """Make an instrument for each figure. Returns why that could not be done; "" where it was."""
+    """Make an instrument for each figure, once there are any. Returns why that could not be done; "" where it was."""
     try:
         metrics = importlib.import_module("opentelemetry.metrics")
     except ModuleNotFoundError:
@@ -29,7 +30,9 @@ def observe(families: Families) -> str:
             return f"nothing has set up its metrics, and {error.name} is missing: pip install opentelemetry-sdk opentelemetry-exporter-otlp"
         metrics.set_meter_provider(sdk.MeterProvider([export.PeriodicExportingMetricReader(otlp.OTLPMetricExporter())]))
     meter = metrics.get_meter("psgc")
-    for family in families():
+    while not (known := list(families())):  # the scheduler has not answered yet
+        time.sleep(1.0)
+    for family in known:
         make = meter.create_observable_counter if family.counts else meter.create_observable_gauge
         make(f"psgc.{family.name.removesuffix('_total')}", [_values(metrics, families, family.name)], description=family.meaning)
     return ""

@@ -138,7 +138,8 @@ class _Loop:
             if isinstance(action, Send):
                 self._router.send(action.peer, [pack_header(action.header), *([action.body] if action.body else [])])
             elif isinstance(action, Log):
-                self._state.events.note(time.monotonic(), action.level, action.text)
+                if action.level >= logging.INFO:
+                    self._state.events.note(time.monotonic(), action.level, action.text)
                 if action.level >= logging.ERROR and not self._told:
                     self._told = self._launcher.tell("job failed", action.text)
                 logger.log(

@@ -87,6 +87,11 @@ class Prometheus:
         with urllib.request.urlopen(f"{self._url}/{path}?{urllib.parse.urlencode(query)}", timeout=30) as answer:
             return json.load(answer)["data"]
 
+    def number(self, query: str) -> float:
+        """A query's one value; 0 if there is none yet."""
+        found = self.ask("query", query=query)["result"]
+        return float(found[0]["value"][1]) if found else 0.0
+
     def firing(self) -> set[tuple[str, str]]:
         """Rules that fire, each with the member that it is about."""
         try:
@@ -142,6 +147,11 @@ def test_each_rule_fires_for_the_member_that_it_is_about(
     watched.until(("PsgcRankSlow", "rank 1"), ("PsgcServerSaturated", "server 0"), ("PsgcResidualGrows", "rank 0"))
     firing = watched.firing()
     assert not firing & {("PsgcRankSlow", "rank 0"), ("PsgcRankSlow", "rank 2")}
+    began = time.monotonic()
+    while watched.number("min(psgc_steps_total)") < 500:
+        assert time.monotonic() < began + HANG_S
+        time.sleep(0.2)
+    assert watched.number("count(up == 1)") == 5, "all roles have been scraped through 500 steps"
     proxy.cutting = True
     watched.until(("PsgcReconnects", "rank 0"))
     proxy.cutting = False
