@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -36,6 +36,7 @@ LABEL_BYTES: Final = 64
 RECORD: Final = struct.Struct("<QQIIiiQQfHHQ")
 RECORD_BYTES: Final = 64
 RECORDS_BYTES: Final = 2 * RECORD_BYTES
+NO_SEQUENCE: Final = bytes(8)
 REMOVED: Final = (1 << 64) - 1  # the sequence of the record of a key that was removed
 assert LABEL.size <= LABEL_BYTES
 assert RECORD.size == RECORD_BYTES
@@ -62,13 +63,6 @@ class Record:
     lengths: tuple[int, int] = (0, 0)
     residual_slot: int = 0
 
-    def pack(self) -> bytes:
-        kept, result = self.kept, self.kept.result or Result(0, 0, 0)
-        return RECORD.pack(
-            self.sequence, result.step, int(result.flags), result.contributors, result.slot, kept.newest, *self.lengths, kept.rescale,
-            self.residual_slot, kept.add_back, self.sequence,
-        )  # fmt: skip
-
 
 class KeyStore:
     """One key's buffers over shared memory. A block that has a label is taken up as its former process left it."""
@@ -80,7 +74,7 @@ class KeyStore:
         first = records + RECORDS_BYTES
         second = first + aligned(shape.result_bytes)
         residual = second + aligned(shape.result_bytes)
-        self._records = block.bytes[records:first]
+        self._records = block.bytes[records:first].data
         self._results = tuple(block.part(start, shape.result_bytes) for start in (first, second))
         size = 4 * shape.residual_numel
         starts = (residual, residual + aligned(size)) if size else ()
@@ -88,7 +82,11 @@ class KeyStore:
         if LABEL.unpack(block.bytes[: LABEL.size].tobytes()) != (shape.key, shape.result_bytes, shape.residual_numel, LABELLED):
             block.bytes[: LABEL.size] = np.frombuffer(LABEL.pack(shape.key, shape.result_bytes, shape.residual_numel, 0), np.uint8)
             block.bytes[LABEL.size - 8 : LABEL.size] = np.frombuffer(LABELLED.to_bytes(8, "little"), np.uint8)
-        self._record = read_record(self._records) or Record()
+        record = read_record(block.bytes[records:first]) or Record()
+        self._sequence, self.residual_slot = record.sequence, record.residual_slot  # the latter: the buffer of the committed residual
+        self._lengths = list(record.lengths)  # payload bytes in each result buffer
+        self._newest = record.kept.newest
+        self._pending = record.kept.result, record.kept.add_back, record.kept.rescale
         self._lent_step = -1
 
     @staticmethod
@@ -102,19 +100,22 @@ class KeyStore:
     def release(self) -> None:
         """Nobody needs the key any more: its record says so, and its buffers' memory is given back."""
         if not self.removed:
-            self._write(Record(REMOVED))
+            self._sequence, records = REMOVED, np.frombuffer(self._records, np.uint8)
+            records[-8:] = records[RECORD_BYTES - 8 : RECORD_BYTES] = 0
+            RECORD.pack_into(self._records, 0, REMOVED, 0, 0, 0, NO_SLOT, NO_SLOT, 0, 0, 1.0, 0, 0, REMOVED)
         first = LABEL_BYTES + RECORDS_BYTES
         self._block.part(first, self._block.bytes.nbytes - first).release()
 
     @property
     def removed(self) -> bool:
         """Whether this process or a former one has released it."""
-        return self._record.sequence == REMOVED
+        return self._sequence == REMOVED
 
     @property
     def kept(self) -> Kept:
         """As of the last commit, whichever process made it."""
-        return self._record.kept
+        result, add_back, rescale = self._pending
+        return Kept(result, self._newest, add_back, rescale)
 
     def place(self, slot: int) -> Place:
         """Where result buffer 0 or 1 lies, as long as the payload bound."""
@@ -126,12 +127,7 @@ class KeyStore:
 
     def recorded_bytes(self, slot: int) -> int:
         """Length of the payload committed in result buffer ``slot``."""
-        return self._record.lengths[slot]
-
-    @property
-    def residual_slot(self) -> int:
-        """The buffer of the committed residual."""
-        return self._record.residual_slot
+        return self._lengths[slot]
 
     def residuals(self) -> tuple[F32, F32] | None:
         """The committed residual, and the buffer for the new one that the present step writes; None without feedback."""
@@ -145,7 +141,8 @@ class KeyStore:
         if not np.isfinite(values).all():
             raise PayloadError("a residual to be restored holds NaN or infinity")
         self._residuals[self.residual_slot][first : first + values.size] = values
-        self._write(replace(self._record, sequence=self._record.sequence + 1, kept=Kept(None, rescale=rescale)))
+        self.commit(Commit(self.shape.key, Result(0, 0, 0), False, False, rescale))
+        self._pending = None, False, rescale
 
     def lent(self, step: int) -> tuple[F32, bool]:
         """Scratch memory for the residual after ``step`` with a result added back (it is the buffer that the next step writes), and whether it
@@ -154,24 +151,23 @@ class KeyStore:
         return self._residuals[1 - self.residual_slot], ready
 
     def commit(self, commit: Commit) -> None:
-        """Make the outcome of a step the key's state."""
-        result, before = commit.result, self._record
-        newest = before.kept.newest if result.slot == NO_SLOT else result.slot
-        lengths = tuple(result.payload_bytes if slot == result.slot else length for slot, length in enumerate(before.lengths))
-        self._write(
-            Record(
-                before.sequence + 1, Kept(result, newest, commit.add_back, commit.rescale), (lengths[0], lengths[1]), before.residual_slot ^ commit.residual
-            )
+        """Make the outcome of a step the key's state. The older record is written; until its last word is, the other one counts."""
+        _, result, residual, add_back, rescale = commit
+        step, flags, contributors, slot, payload_bytes = result
+        if slot >= 0:
+            self._newest = slot
+            self._lengths[slot] = payload_bytes
+        if residual:
+            self.residual_slot = 1 - self.residual_slot
+        self._sequence = sequence = self._sequence + 1
+        self._pending = result, add_back, rescale
+        at = RECORD_BYTES * (sequence & 1)
+        records = self._records
+        records[at + RECORD_BYTES - 8 : at + RECORD_BYTES] = NO_SEQUENCE
+        first, second = self._lengths
+        RECORD.pack_into(
+            records, at, sequence, step, flags, contributors, slot, self._newest, first, second, rescale, self.residual_slot, add_back, sequence
         )  # fmt: skip
-
-    def _write(self, record: Record) -> None:
-        """Over the older of the two; until its last word is written, the other one counts."""
-        at = RECORD_BYTES * (self._record.sequence + 1 & 1)
-        body, where = record.pack(), self._records[at : at + RECORD_BYTES].data
-        where[-8:] = bytes(8)
-        where[:-8] = body[:-8]
-        where[-8:] = body[-8:]
-        self._record = record
 
 
 def read_record(records: Bytes) -> Record | None:
