@@ -8,9 +8,10 @@ STAMP := $(VENV)/.installed
 LIBRARIES := $(VENV)/.integrations
 TRITON := $(VENV)/.gpu-dev
 SITE := $(VENV)/.docs
+RELEASE := $(VENV)/.release
 PINS := $(VENV)/constraints.txt
 
-.PHONY: demo test test-long test-integrations test-kernels reproduce docs lint clean
+.PHONY: demo test test-long test-integrations test-kernels reproduce docs dist lint clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
@@ -37,6 +38,11 @@ reproduce: $(STAMP)
 docs: $(SITE)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+# The sdist and the wheel, checked. The wheel has the same bytes whenever it is built from a commit.
+dist: $(RELEASE)
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m build --no-isolation --outdir dist .
+	$(BIN)/python -m twine check --strict dist/*
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -56,6 +62,10 @@ $(LIBRARIES): $(STAMP)
 
 $(TRITON): $(STAMP)
 	$(BIN)/python -m pip install --quiet -c $(PINS) --no-build-isolation -e ".[gpu-dev]"
+	touch $@
+
+$(RELEASE): $(STAMP)
+	$(BIN)/python -m pip install --quiet -c $(PINS) --no-build-isolation -e ".[release]"
 	touch $@
 
 $(SITE): $(STAMP)

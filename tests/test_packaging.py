@@ -196,13 +196,24 @@ def test_the_scheduler_starts_without_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_a_built_wheel_holds_every_package(tmp_path: Path) -> None:
-    source = tmp_path / "source"  # a folder `build` in the checkout would be taken into the wheel, files long deleted and all
+def built_wheel(folder: Path) -> Path:
+    """A wheel of the checkout, as of a commit of 2026."""
+    source = folder / "source"  # a folder `build` in the checkout would be taken into the wheel, files long deleted and all
     unwanted = shutil.ignore_patterns(".*", "build", "demo-out", "*.egg-info", "__pycache__")
     shutil.copytree(ROOT, source, symlinks=True, ignore=unwanted)
-    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(tmp_path), str(source)]
-    subprocess.run(command, check=True)
-    names = zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist()
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(folder), str(source)]
+    subprocess.run(command, check=True, env={**os.environ, "SOURCE_DATE_EPOCH": "1790000000"})
+    return next(folder.glob("*.whl"))
+
+
+@pytest.mark.long
+def test_a_wheel_has_the_same_bytes_whenever_it_is_built(tmp_path: Path) -> None:
+    """With SOURCE_DATE_EPOCH, which `make dist` sets to the commit's time."""
+    assert built_wheel(tmp_path / "one").read_bytes() == built_wheel(tmp_path / "two").read_bytes()
+
+
+def test_a_built_wheel_holds_every_package(tmp_path: Path) -> None:
+    names = zipfile.ZipFile(built_wheel(tmp_path)).namelist()
     shipped = (module_of(path).replace(".", "/") for path in sources() if not module_of(path).startswith("psgc.reproduce"))
     for wanted in ("psgc/wire/PROTOCOL.md", "psgc/py.typed", *shipped):
         assert {wanted, f"{wanted}.py", f"{wanted}/__init__.py"} & set(names), f"{wanted} is not in the wheel"

@@ -52,6 +52,13 @@ def test_the_reference_of_names_has_every_public_one_with_its_docstring() -> Non
     assert "0x" not in page, "no addresses, which differ from run to run"
 
 
+def test_public_names_and_their_signatures_are_those_that_were_promised() -> None:
+    """Changing one is a break: docs/upgrading.md says how a name goes. New names and new optional arguments are added by
+    ``python -m psgc.launch.pages.python --signatures > tests/golden/api.txt``."""
+    promised = (ROOT / "tests" / "golden" / "api.txt").read_text().splitlines()
+    assert python.signatures().splitlines() == promised
+
+
 @pytest.mark.timeout(600)
 def test_the_site_builds_and_no_link_leads_nowhere(tmp_path: Path) -> None:
     if importlib.util.find_spec("material") is None:

@@ -1,4 +1,5 @@
-"""``python -m psgc.launch.pages.python``: the reference of what users import, in Markdown, from signatures and docstrings."""
+"""``python -m psgc.launch.pages.python``: the reference of what users import, in Markdown, from signatures and docstrings; with
+``--signatures`` the signatures alone."""
 
 from __future__ import annotations
 
@@ -25,6 +26,24 @@ def public(module: str) -> list[str]:
     return sorted(importlib.import_module(module).__all__)
 
 
+def signatures() -> str:
+    """A line for each public name and public method, with its signature: what upgrades keep (docs/upgrading.md)."""
+    return "".join(f"{line}\n" for module in MODULES for name in public(module) for line in _lines(importlib.import_module(module), name))
+
+
+def _lines(module: Any, name: str) -> Iterator[str]:
+    thing, place = getattr(module, name), f"{module.__name__}.{name}"
+    yield _signature(place, thing) if inspect.isclass(thing) or inspect.isfunction(thing) else place
+    for method, own in _methods(thing):
+        yield _signature(f"{place}.{method}", own)
+
+
+def _methods(thing: Any) -> Iterator[tuple[str, Any]]:
+    """The public methods that a class has by itself."""
+    if inspect.isclass(thing):
+        yield from ((name, own) for name, own in sorted(vars(thing).items()) if not name.startswith("_") and inspect.isfunction(own))
+
+
 def _module(name: str, how: str) -> str:
     module = importlib.import_module(name)
     return f"\n## {name}\n\n```python\n{how}\n```\n\n{_prose(module)}\n" + "".join(_entries(module, public(name)))
@@ -36,8 +55,8 @@ def _entries(module: Any, names: list[str]) -> Iterator[str]:
         if not callable(thing):
             continue
         yield f"\n### {name}\n\n```python\n{_signature(name, thing)}\n```\n\n{_prose(thing)}\n"
-        for method, own in sorted(vars(thing).items()) if inspect.isclass(thing) else ():
-            if not method.startswith("_") and inspect.isfunction(own) and own.__doc__:
+        for method, own in _methods(thing):
+            if own.__doc__:
                 yield f"\n`{name}.{_signature(method, own)}`\n\n{_prose(own)}\n"
 
 
@@ -62,4 +81,6 @@ def _prose(thing: Any) -> str:
 
 
 if __name__ == "__main__":
-    print(page(), end="")
+    import sys
+
+    print(signatures() if "--signatures" in sys.argv else page(), end="")
