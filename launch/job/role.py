@@ -19,6 +19,7 @@ from psgc.launch.job.batch_signals import ignore_scripts, obey_the_launcher_alon
 from psgc.processes.descriptors import raise_limit
 
 logger = logging.getLogger(__name__)
+STATION_S: Final = 5.0  # it ends at once when its stdin does
 STATION: Final = "psgc.launch.observing.station"  # by name: it is made of what observes jobs
 
 
@@ -70,7 +71,8 @@ def beside(config: Config, env: Mapping[str, str] | None) -> Iterator[None]:
         yield
         return
     try:
-        station = subprocess.Popen([sys.executable, "-m", STATION], stdin=subprocess.PIPE, env=env)
+        # In a session of its own: a terminal's Ctrl-C is the scheduler's to obey.
+        station = subprocess.Popen([sys.executable, "-m", STATION], stdin=subprocess.PIPE, env=env, start_new_session=True)
     except OSError as error:
         logger.warning("there is no status page, and the scheduler has no metrics: no process can be started for them: %s", error)
         yield
@@ -80,7 +82,11 @@ def beside(config: Config, env: Mapping[str, str] | None) -> Iterator[None]:
     finally:
         assert station.stdin is not None
         station.stdin.close()
-        station.wait()
+        try:
+            station.wait(STATION_S)
+        except subprocess.TimeoutExpired:  # it is stopped
+            station.kill()
+            station.wait()
 
 
 def main() -> None:
