@@ -64,6 +64,7 @@ def test_the_services_of_compose_make_a_job_of_two_workers() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 def test_every_run_line_does_its_work_in_a_clean_environment(tmp_path: Path) -> None:
     """Its places are below a folder, the environment is what the lines before it set, and torch comes from where pip gets its packages."""
     env = {name: text for name, text in os.environ.items() if name.startswith("PIP_")}

@@ -183,12 +183,14 @@ def test_what_a_cluster_lacks_is_named() -> None:
 
 
 class Refs:
-    """What _await needs of Ray: everything is done, in the order of the errors given."""
+    """What _await needs of Ray: errors come in the order given, then results, unless the others hang."""
 
-    def __init__(self, errors: dict[str, BaseException]) -> None:
-        self.errors = errors
+    def __init__(self, errors: dict[str, BaseException], hang: bool) -> None:
+        self.errors, self.hang = errors, hang
 
     def wait(self, pending: list[str], num_returns: int, timeout: float | None) -> tuple[list[str], list[str]]:
+        if self.hang and not self.errors.keys() & set(pending):
+            return [], pending
         done = min(pending, key=lambda ref: list(self.errors).index(ref) if ref in self.errors else len(self.errors))
         return [done], [ref for ref in pending if ref != done]
 
@@ -202,10 +204,17 @@ class Refs:
     ("errors", "raised"),
     [
         ({"server": PsgcError("gone"), "1": JobFailed("rank 0 ended"), "0": ValueError("bad batch")}, "bad batch"),
-        ({"server": PsgcError("gone"), "1": JobFailed("server 0 died")}, "server 0 died"),
-        ({"server": PsgcError("gone")}, "server 0 died: gone"),
+        ({"server": PsgcError("gone"), "1": JobFailed("server 0 is gone")}, "server 0 is gone"),
+        ({"server": PsgcError("gone")}, "server 0 died: gone"),  # and the ranks hang
     ],
 )
-def test_the_first_cause_is_raised_whatever_is_heard_first(errors: dict[str, BaseException], raised: str) -> None:
+def test_the_first_cause_is_raised_whatever_is_heard_first(
+    errors: dict[str, BaseException], raised: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("psgc.launch.on_ray.launching.OWN_END_S", 0.05)
     with pytest.raises((ValueError, PsgcError), match=raised):
-        _await(Refs(errors), ["0", "1"], {"server": "server 0"})
+        _await(Refs(errors, hang=True), ["0", "1"], {"server": "server 0"})
+
+
+def test_results_that_all_ranks_have_are_returned_however_a_server_ends() -> None:
+    assert _await(Refs({"server": PsgcError("gone")}, hang=False), ["0", "1"], {"server": "server 0"}) == [0, 0]
