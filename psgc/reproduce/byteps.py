@@ -6,9 +6,14 @@ Owns which experiment asks what. Exchanges are those of ``exchange.py``, program
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 from psgc.plan.methods.baselines import HIERARCHICAL, OVER_SERVERS, tensor_by_tensor, with_option
 from psgc.plan.model.options import Constraints, Option
@@ -38,6 +43,11 @@ ROOTS: Final = (2, 3)  # that do not share the network interface's switch (figur
 IN_NODE: Final[Option] = ("intra.reduce_scatter", "inter.push", "inter.pull", "intra.all_gather")
 PART: Final = 1 << 22  # elements
 MEGABYTE: Final = 1 << 18  # elements of float32
+REAL_NODES, REAL_APART = 3, 3
+REAL_FLAGS: Final = ("--gbps", "0.05", "--megabytes", "12", "--rounds", "5")
+REAL_BYTES, REAL_BYTES_PER_S = 12e6, 0.05 * 0.956 * 1e9 / 8  # 0.956: what TCP gets of a link (docs/predicted-and-measured.md)
+PATIENCE_S: Final = 300.0
+MEASURED: Final = "What CPU machines gain, by real processes"
 WHOLE: Final = 1e12  # elements: larger than any tensor
 
 
@@ -61,6 +71,28 @@ def _exchange_ms(nodes: int, apart: int, placement: str = "") -> float:
 
 def _gain_over_none_apart(nodes: int, apart: int) -> float:
     return _exchange_ms(nodes, 0) / _exchange_ms(nodes, apart) - 1
+
+
+@functools.cache
+def _real_exchange(nodes: int, apart: int) -> dict[str, Any]:
+    """What ``benchmarks/cpu_machines.py`` measured: a job of real processes on hosts behind limited links."""
+    script = Path(__file__).resolve().parents[2] / "benchmarks" / "cpu_machines.py"
+    command = [sys.executable, str(script), "--nodes", str(nodes), "--apart", str(apart), *REAL_FLAGS]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE_S)
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def _real_ms(nodes: int, apart: int) -> float:
+    return float(_real_exchange(nodes, apart)["measured_s"]) * 1e3
+
+
+def _real_gain(nodes: int, apart: int) -> float:
+    return _real_ms(nodes, 0) / _real_ms(nodes, apart) - 1
+
+
+def _as_root(measure: Callable[[], float]) -> Callable[[], float] | None:
+    return measure if os.geteuid() == 0 else None
 
 
 def _bytes_over_optimum(nodes: int, apart: int) -> float:
@@ -162,6 +194,24 @@ def experiments() -> Iterator[Experiment]:
             for n, k in CLUSTERS
             if k and (n, 0) in CLUSTERS
         ],
+    )
+    n, k = REAL_NODES, REAL_APART
+    formula = {apart: optimum_s(n, apart, REAL_BYTES, REAL_BYTES_PER_S) for apart in (0, k)}
+    yield Experiment(
+        MEASURED,
+        f"{PAPER}, section 4.1, the optimum by formula",
+        f"{n} GPU machines with a worker and a server each, and {k} CPU machines or none; 12 MB, 0.05 Gbit/s a host; `benchmarks/cpu_machines.py`",
+        "real processes on network namespaces of this machine, measured",
+        ALIKE,
+        [
+            Claim(f"n = {n}, k = {k}, over k = 0", formula[0] / formula[k] - 1, _as_root(functools.partial(_real_gain, n, k))),
+            *(
+                Claim(f"n = {n}, k = {apart}", formula[apart] * 1e3, _as_root(functools.partial(_real_ms, n, apart)), "ms")
+                for apart in (0, k)
+            ),
+        ],
+        "it needs root; three workers and up to six servers share the cores of this machine, which others use too, and a part is answered when all "
+        "of it has come",
     )
     yield Experiment(
         "BytePS's own hash (mixed mode) on the same exchange",

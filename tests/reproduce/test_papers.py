@@ -22,7 +22,7 @@ from psgc.reproduce.harness import PAPERS, experiments_of, table
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 QUICK = ("byteps", "hipress", "utility")
-MEASURED = "E3: time to select a strategy"
+MEASURED = ("E3: time to select a strategy", byteps.MEASURED)  # other figures on another machine
 
 
 def rows(lines: Iterator[str] | list[str]) -> list[str]:
@@ -38,7 +38,7 @@ def page(paper: str) -> dict[str, list[str]]:
 def compared(paper: str, experiments: Iterator[Experiment]) -> None:
     committed = page(paper)
     for experiment in experiments:
-        if experiment.title != MEASURED:
+        if experiment.title not in MEASURED:
             found = run(experiment)
             assert not [outcome.claim.says for outcome in found if outcome.unexplained]
             assert rows(table(experiment, found)) == committed[experiment.title], f"make reproduce writes docs/results/{paper}.md anew"
@@ -78,7 +78,8 @@ def test_every_page_is_committed_with_its_command_and_machine(paper: str) -> Non
 def reproduced(paper: str) -> set[tuple[str, str]]:
     """The claims that reproduce, each with its experiment."""
     forget()
-    found = ((experiment.title, outcome) for experiment in experiments_of(paper) for outcome in run(experiment))
+    simulated = (experiment for experiment in experiments_of(paper) if experiment.title not in MEASURED)
+    found = ((experiment.title, outcome) for experiment in simulated for outcome in run(experiment))
     return {(title, outcome.claim.says) for title, outcome in found if outcome.verdict == "yes"}
 
 
