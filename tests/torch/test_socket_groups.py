@@ -22,6 +22,7 @@ from psgc.program.sums import sum_in_order
 from psgc.torch.collectives.connecting import reason
 from psgc.torch.collectives.groups import JobGroups, job_groups
 from psgc.transport.pacing import Pace, make_file
+from psgc.transport.tcp import TRANSPORT
 from psgc.worker.collectives import connections, socket_group
 from psgc.worker.collectives.socket_group import SocketGroup
 from psgc.worker.collectives.sums import Adder
@@ -181,7 +182,7 @@ def test_a_simulated_link_holds_a_collective_up_by_its_bytes_but_none_within_a_n
 
         def run(groups: JobGroups, rank: Rank) -> None:
             rank.ranks = Ranks(node_sizes)
-            group = SocketGroup(rank, connections.connect(rank, (0, 1), f"of {node_sizes}"))
+            group = SocketGroup(rank, connections.connect(rank, (0, 1), f"of {node_sizes}", TRANSPORT))
             group.all_gather(np.zeros(500_000, np.float32), "float32", [0, 250_000, 500_000])
             group.close()
 
@@ -223,7 +224,7 @@ def test_a_stranger_that_connects_is_no_member() -> None:
 
     def run(_: JobGroups, rank: Rank) -> None:
         rank.__class__ = Told
-        group = SocketGroup(rank, connections.connect(rank, (0, 1), "with strangers"))
+        group = SocketGroup(rank, connections.connect(rank, (0, 1), "with strangers", TRANSPORT))
         array = np.ones(3, np.float32)
         group.all_reduce(array, "float32")
         assert (array == 2).all()
@@ -299,7 +300,7 @@ def test_a_stream_that_is_cut_or_altered_anywhere_ends_the_collective_or_leaves_
     sent = true[:at] + bytes([true[at] ^ int(draw.integers(1, 256))]) + true[at + 1 :] if altered else true[:at]
 
     def run(_: JobGroups, rank: Rank) -> None:
-        peers = connections.connect(rank, (0, 1), f"cut {seed}")
+        peers = connections.connect(rank, (0, 1), f"cut {seed}", TRANSPORT)
         if rank.rank == 1:
             with socket.socket(fileno=os.dup(int(peers.sockets[0]))) as raw:
                 raw.setblocking(True)

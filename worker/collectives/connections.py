@@ -1,4 +1,4 @@
-"""What connects the members of a group across hosts: a TCP connection between every two of them, over which both have proved that they are of the group.
+"""What connects the members of a group across hosts: a connection between every two of them, over which both have proved that they are of the group.
 
 A member listens, and publishes where, with a secret; the scheduler hands that out to members of the job alone. Those after it in the group connect. Both ends
 prove that they know the secret as worker and server do, and under PSGC_ENCRYPT=1 have keys for what follows. Owns how members meet; what they send each other
@@ -14,19 +14,19 @@ import socket
 import time
 from collections.abc import Callable, Container
 from dataclasses import replace
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from psgc.errors import GroupError
 from psgc.transport.host import host_id
-from psgc.transport.link import Trouble
+from psgc.transport.link import Link, Transport, Trouble
 from psgc.transport.pacing import PacedLink
 from psgc.transport.security.encryption import Cipher
 from psgc.transport.security.gate import Gate
 from psgc.transport.security.handshake import KEY_BYTES, NONCE_BYTES, Refused, ServerProof, WorkerProof, worker_key
-from psgc.transport.tcp import TRANSPORT, TcpLink
+from psgc.transport.socket_link import SocketLink
 from psgc.worker.session import Session
 
 CHECK_S: Final = 0.1  # how often a member that waits for others to connect looks whether the job has failed
@@ -40,7 +40,7 @@ class Connections:
     the simulated link, if any, that those share whose number in ``paced`` is 1. near: members of this one's node."""
 
     def __init__(
-        self, members: tuple[int, ...], index: int, links: dict[int, TcpLink], timeout_s: float, pace: PacedLink | None, near: Container[int]
+        self, members: tuple[int, ...], index: int, links: dict[int, SocketLink], timeout_s: float, pace: PacedLink | None, near: Container[int]
     ) -> None:  # fmt: skip
         self.members, self.index = members, index
         self.others = tuple(links)
@@ -69,27 +69,28 @@ class Connections:
             each.close()
 
 
-def connect(session: Session, members: tuple[int, ...], purpose: str) -> Connections:
-    """Meet the other members, each of which calls this, too. purpose: a name of the group that is unique among the job's published values.
+def connect(session: Session, members: tuple[int, ...], purpose: str, transport: Transport) -> Connections:
+    """Meet the other members, each of which calls this, too. purpose: a name of the group that is unique among the job's published values. transport: whose
+    links are sockets (``SocketLink``).
 
     Raises the error that ends the job meanwhile; GroupError for a member that does not come, or cannot be reached.
     """
     if len(members) == 1:
         return Connections(members, 0, {}, session.config.step_timeout_s, None, members)
-    return _Meeting(session, members, purpose).connections()
+    return _Meeting(session, members, purpose, transport).connections()
 
 
 class _Meeting:
     """Of one group's members, for the first time."""
 
-    def __init__(self, session: Session, members: tuple[int, ...], purpose: str) -> None:
-        self._session, self._members, self._purpose = session, members, purpose
+    def __init__(self, session: Session, members: tuple[int, ...], purpose: str, transport: Transport) -> None:
+        self._session, self._members, self._purpose, self._transport = session, members, purpose, transport
         self._index, self._config = members.index(session.rank), session.config
         self._secret = secrets.token_bytes(KEY_BYTES)
-        self._links: dict[int, TcpLink] = {}  # proved ones
+        self._links: dict[int, SocketLink] = {}  # proved ones
 
     def connections(self) -> Connections:
-        listener = TRANSPORT.listen(replace(self._config, port=0, advertise=""))
+        listener = self._transport.listen(replace(self._config, port=0, advertise=""))
         gate = Gate([listener], lambda _: self._proof())
         dialing: dict[int, _Dialing] = {}
         try:
@@ -125,13 +126,11 @@ class _Meeting:
 
     def _dial(self, other: int, secret: bytes, address: str) -> _Dialing:
         rank = self._session.rank
-        dial = TRANSPORT.dialer(address, self._config)
+        dial = self._transport.dialer(address, self._config)
 
-        def link() -> TcpLink:
+        def link() -> Link:
             nonce, key = secrets.token_bytes(NONCE_BYTES), worker_key(secret, rank, 0)
-            made = dial(WorkerProof(LABEL, self._members[other], 0, rank, key, host_id(), nonce, encrypt=self._config.encrypt))
-            assert isinstance(made, TcpLink)
-            return made
+            return dial(WorkerProof(LABEL, self._members[other], 0, rank, key, host_id(), nonce, encrypt=self._config.encrypt))
 
         return _Dialing(self._members[other], address, link)
 
@@ -144,29 +143,28 @@ class _Meeting:
                 waiting.register(each.link.fileno(), select.POLLIN if each.link.reached else select.POLLOUT)
         waiting.poll(CHECK_S * 1e3)
         for link in gate.serve():
-            assert isinstance(link, TcpLink)
             rank = link.proof.rank
             other = self._members.index(rank) if rank in self._members else -1
             if other <= self._index or other in self._links:
                 link.close()  # a worker of the job, but none that this member waits for
             else:
-                self._links[other] = link
+                self._links[other] = cast("SocketLink", link)
         gate.tick()
         for other, one in list(dialing.items()):
             if one.proved():
-                self._links[other] = one.link
+                self._links[other] = cast("SocketLink", one.link)
                 del dialing[other]
 
 
 class _Dialing:
     """A connection to a member that is known to listen, until it is proved."""
 
-    def __init__(self, rank: int, address: str, dial: Callable[[], TcpLink]) -> None:
+    def __init__(self, rank: int, address: str, dial: Callable[[], Link]) -> None:
         self._rank, self._address, self._dial = rank, address, dial
         self._until = time.monotonic() + CONNECT_S
         self.link = self._dialed()
 
-    def _dialed(self) -> TcpLink:
+    def _dialed(self) -> Link:
         try:
             return self._dial()
         except OSError as error:

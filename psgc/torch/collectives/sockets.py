@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from psgc.torch.device.engine import Engine
+from psgc.transport.tcp import TRANSPORT
 from psgc.worker.session import Session
 
 if TYPE_CHECKING:
@@ -23,4 +24,4 @@ class Sockets:
         from psgc.worker.collectives.connections import connect
         from psgc.worker.collectives.socket_group import SocketGroup  # has a kernel, which most jobs do without
 
-        return SocketGroup(session, connect(session, members, f"sockets {name}"))
+        return SocketGroup(session, connect(session, members, f"sockets {name}", TRANSPORT))
