@@ -2,8 +2,7 @@
 
     python benchmarks/drawn_models.py --seed 7 [--models 12] [--gbps 0.05,0.2,2] [--rounds 6] [--out rows.jsonl]
 
-For each link, once: ``psgc profile --links --join`` over it, between one worker and a server. For each model: ``psgc profile --script`` (codecs, carriers and
-the machine's own link are measured with the first one). For each link of each model: ``psgc plan --runnable``, and a job on two hosts
+For each model: ``psgc profile --script`` (codecs and links are measured with the first one). For each link: ``psgc plan --runnable``, and a job on two hosts
 and a server's in which that plan, its codec, bf16 and none take turns (PSGC_VERIFY); then ``psgc verify --measured``, which predicts them and corrects the
 profile. Predictions are of whole steps by what users get, by the corrected profile, and by the profile as the first link's steps have corrected it. A row
 counts the plan as slower than the quicker one of its plain codec and none by what all three were measured to take in the same job. ``--out`` keeps each row
@@ -25,6 +24,8 @@ from pathlib import Path
 from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from shared_cores import TCP_SHARE
 
 from psgc.diagnostics.machine import machine
 from psgc.launch.tables import print_table
@@ -67,33 +68,11 @@ def profiled(seed: int, index: int, known: Path | None, path: Path) -> None:
         path.write_text(json.dumps(replace(own, codecs=of_machine.codecs, carriers=of_machine.carriers, links=of_machine.links).to_json()))
 
 
-def measured_link(gbps: float, folder: Path) -> Link:
-    """A limited link as ``psgc profile --links --join`` measures it between a worker and a server."""
-    out = folder / f"link{gbps:g}.json"
-    bed = [sys.executable, str(BENCHMARKS / "testbed.py"), "--hosts", "2", "--gbps", str(gbps), "--job"]
-    measuring = [
-        sys.executable,
-        "-m",
-        "psgc.launch",
-        "profile",
-        "--links",
-        "--join",
-        "--model",
-        "resnet50",
-        "--codecs",
-        "none",
-        "-o",
-        str(out),
-    ]
-    call([*bed, "--", *measuring], {"OMP_NUM_THREADS": "1"})
-    (link,) = load_profile(str(out)).links.values()
-    return link
-
-
-def testbed_cluster(profile: Path, inter: Link) -> Cluster:
+def testbed_cluster(profile: Path, gbps: float) -> Cluster:
     """Hosts that share this machine's cores, and reach each other over limited links."""
     loopback, cores = load_profile(str(profile)).links["loopback"], len(os.sched_getaffinity(0))
     shared = cores < WORKERS + SERVERS
+    inter = Link(gbps * TCP_SHARE, loopback.latency_us)
     return Cluster("testbed", WORKERS, 1, loopback, inter, servers=SERVERS, cores=cores, one_machine=shared, over_tcp=shared)
 
 
@@ -119,10 +98,10 @@ def measured(seed: int, index: int, gbps: float, rounds: int, plan: Path, folder
     return found, trace
 
 
-def row(seed: int, index: int, gbps: float, inter: Link, rounds: int, profile: Path, first: Path, folder: Path) -> dict[str, Any]:
+def row(seed: int, index: int, gbps: float, rounds: int, profile: Path, first: Path, folder: Path) -> dict[str, Any]:
     """first: the profile as the model's first link has corrected it; written here, if it is not there yet."""
     cluster, plan, corrected = folder / "cluster.toml", folder / "plan.json", folder / "corrected.json"
-    cluster.write_text(testbed_cluster(profile, inter).to_toml())
+    cluster.write_text(testbed_cluster(profile, gbps).to_toml())
     psgc("plan", "--runnable", "--profile", str(profile), "--cluster", str(cluster), "--codec", CODEC, "-o", str(plan), "--json")
     found, trace = measured(seed, index, gbps, rounds, plan, folder)
     where = ["--cluster", str(cluster), "--measured", str(found), "--trace", str(trace)]
@@ -162,11 +141,6 @@ def run(seed: int, models: int, links: Sequence[float], rounds: int, out: Path |
     done = {(each["index"], each["gbps"]) for each in rows}
     with tempfile.TemporaryDirectory(prefix="psgc-drawn-") as name:
         known: Path | None = None
-        inter = {gbps: measured_link(gbps, Path(name)) for gbps in links}
-        print(
-            "; ".join(f"{gbps:g} Gbit/s: measured {link.gbps:.3g}, {link.latency_us:.0f} us" for gbps, link in inter.items()),
-            file=sys.stderr,
-        )
         for index in range(models):
             left = [gbps for gbps in links if (index, gbps) not in done]
             if not left:
@@ -179,7 +153,7 @@ def run(seed: int, models: int, links: Sequence[float], rounds: int, out: Path |
             for gbps in left:
                 place = folder / f"{gbps:g}"
                 place.mkdir()
-                rows.append(row(seed, index, gbps, inter[gbps], rounds, profile, folder / "first.json", place))
+                rows.append(row(seed, index, gbps, rounds, profile, folder / "first.json", place))
                 print(f"{rows[-1]['model']}, {gbps:g} Gbit/s: done", file=sys.stderr)
                 if out is not None:
                     with out.open("a") as file:

@@ -129,6 +129,7 @@ def prometheus(tmp_path: Path) -> Iterator[Callable[[list[int]], Prometheus]]:
 
 
 @needs_prometheus
+@pytest.mark.long  # which rank is slow is told by clocks, and other work on the machine may slow down all of them
 @pytest.mark.timeout(600)
 def test_each_rule_fires_for_the_member_that_it_is_about(
     make_job: Callable[..., Any], prometheus: Callable[[list[int]], Prometheus], tmp_path: Path
