@@ -18,7 +18,7 @@ WORKDIR /src
 COPY . .
 RUN grep -v '^torch==' constraints.txt > /tmp/pins \
     && pip install --no-cache-dir -c /tmp/pins --extra-index-url "${TORCH_INDEX}" "${TORCH:-$(grep '^torch==' constraints.txt)}" \
-    && pip install --no-cache-dir -c /tmp/pins . && rm -rf /src/* /tmp/pins && pip uninstall --yes --quiet pip
+    && pip install --no-cache-dir -c /tmp/pins . && rm -rf /src/* /src/.[!.]* /tmp/pins && pip uninstall --yes --quiet pip
 WORKDIR /work
 # For the processor that builds; readable, and open to a user who has to compile for another.
 RUN psgc warm && chmod -R a+rwX /opt/psgc/kernels
