@@ -16,16 +16,17 @@ from psgc.transport.registry import choices
 from psgc.wire.carriers import MODULES
 
 MIN_PART_BYTES: Final = 4096
+MOST_PORT: Final = 65535
 
 
-def _integer(minimum: int = 0) -> Callable[[str], int]:
+def _integer(minimum: int = 0, maximum: int | None = None) -> Callable[[str], int]:
     def parse(text: str) -> int:
         value = int(text)
-        if value < minimum:
-            raise ValueError(f"at least {minimum}")
+        if value < minimum or (maximum is not None and value > maximum):
+            raise ValueError(parse.__doc__)
         return value
 
-    parse.__doc__ = f"a whole number, at least {minimum}"
+    parse.__doc__ = f"a whole number, at least {minimum}" if maximum is None else f"a whole number from {minimum} to {maximum}"
     return parse
 
 
@@ -277,14 +278,14 @@ VARIABLES: Final = (
         "1, on every rank: broadcast_object and broadcast_optimizer_state take any object, as with allow_pickle=True; ranks may then run code on one another",
     ),
     Variable(
-        "PSGC_METRICS_PORT", "metrics_port", _integer(1), "wsc",
+        "PSGC_METRICS_PORT", "metrics_port", _integer(1, MOST_PORT), "wsc",
         "serve figures for Prometheus: the scheduler at this port, workers at this port + 1 + their local rank, servers at this port + 100 + their index "
         "(observation.md); needs `pip install 'psgc[watch]'`; default: nowhere",
     ),
     Variable("PSGC_METRICS_HOST", "metrics_host", _text, "wsc", "the address at which they are served; 0.0.0.0: to everybody who reaches this machine"),
     Variable("PSGC_METRICS_OTEL", "metrics_otel", _switch, "wsc", "1: OpenTelemetry, where it is installed, gets the same figures (OTEL_* say where to)"),
     Variable(
-        "PSGC_STATUS_PORT", "status_port", _integer(1), "c",
+        "PSGC_STATUS_PORT", "status_port", _integer(1, MOST_PORT), "c",
         "serve a page about the job at this port (observation.md); needs `pip install 'psgc[watch]'`; default: nowhere",
     ),
     Variable("PSGC_STATUS_HOST", "status_host", _text, "c", "the address at which the page is served; beyond loopback it asks for a token"),

@@ -235,3 +235,10 @@ def test_bytepss_partition_bytes_are_raised_to_what_is_possible_with_one_line_an
     assert not Config.from_env({**CLUSTER, "BYTEPS_PARTITION_BYTES": "2147483647"}).notes
     with pytest.raises(ConfigError, match="PSGC_PART_BYTES='1000' is wrong"):
         Config.from_env({**CLUSTER, "PSGC_PART_BYTES": "1000"})
+
+
+@pytest.mark.parametrize("name", ["PSGC_METRICS_PORT", "PSGC_STATUS_PORT"])
+def test_a_port_that_there_is_none_of_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{name}='65536' is wrong: expected a whole number from 1 to 65535"):
+        Config.from_env({name: "65536"})
+    Config.from_env({name: "65535"})
