@@ -68,6 +68,33 @@ def test_simulated_links_carry_no_more_than_they_are_told_and_nodes_share_theirs
     assert len(told) == 2
 
 
+AMONG_WORKERS = """
+import time, torch, psgc.torch as psgc
+psgc.init()
+psgc.push_pull(torch.zeros(250_000), name="x")
+psgc.barrier()
+began = time.monotonic()
+for step in range(3):
+    assert (psgc.push_pull(torch.full((250_000,), float(psgc.rank() + step)), name="x") == step + 0.5).all()
+print(time.monotonic() - began, flush=True)
+psgc.shutdown()
+"""
+
+
+def test_simulated_links_carry_no_more_than_they_are_told_between_workers_without_servers(launched: Any) -> None:
+    job = ("run", "--no-prefix", "--servers", "0", "--link-mbit", "20", "--", sys.executable, "-c", AMONG_WORKERS)
+    status, out, err = launched.end(launched.psgc(*job))
+    assert status == 0, err
+    assert [float(seconds) > 0.9 * 3 * 8 / 20 for seconds in out.split()] == [True, True], "a slice and a sum of 0.5 MB each, three times"
+
+
+def test_an_encrypted_job_needs_no_servers(launched: Any) -> None:
+    pytest.importorskip("cryptography", reason="the extra `encrypt` is not installed")
+    job = ("run", "--no-prefix", "--servers", "0", "--nodes", "2", "--", sys.executable, "-c", AMONG_WORKERS)
+    status, out, err = launched.end(launched.psgc(*job, PSGC_ENCRYPT="1"))
+    assert (status, len(out.split())) == (0, 2), err
+
+
 def test_what_a_simulated_link_does_not_pace_is_in_the_help(launched: Any) -> None:
     status, out, _ = launched.end(launched.psgc("run", "--help", COLUMNS="400"))
     assert status == 0

@@ -44,6 +44,12 @@ def test_other_groups_go_through_the_hosts_memory_and_are_refused_where_nccl_was
             )
 
 
+def test_encrypted_jobs_go_from_gpu_to_gpu_within_a_host_alone() -> None:
+    encrypted = {rank: replace(facts, encrypt=True) for rank, facts in OWN.items()}
+    assert backend_of(encrypted) == (False, "PSGC_ENCRYPT=1, and NCCL encrypts nothing between hosts")
+    assert backend_of({rank: encrypted[rank] for rank in (0, 1)}).on_device, "both on host0"
+
+
 def test_facts_travel_as_bytes() -> None:
-    for facts in OWN.values():
+    for facts in (*OWN.values(), replace(OWN[0], encrypt=True)):
         assert Facts.decode(facts.encode()) == facts
