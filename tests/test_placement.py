@@ -51,7 +51,7 @@ def test_machines_are_those_that_members_registered_from() -> None:
         roster.add(Member(b"w%d" % host, register, 0.0))
     for index, host in enumerate(hosts["server"]):
         roster.add(Member(b"s%d" % index, Register("server", "", host, "h", index, 0, 2, 3, index=2 - index), 0.0))
-    roster.number()
+    roster.number(1)
     machines = roster.machines()
     assert machines.colocated == (False, True, False), "server 2 has a machine of its own, server 0 a network of its own"
     assert sorted(machines.workers) == [0, 0, 1, 2] and machines.workers[machines.servers[1]] == 2 and machines.nodes == 2

@@ -11,28 +11,26 @@ import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from psgc import __version__
 from psgc.errors import CodecError, PsgcError, RemoteProtocolError
-from psgc.layout import Declaration
 from psgc.processes.absence import Absence, younger
 from psgc.processes.addresses import is_loopback, split
 from psgc.processes.reminder import Reminder
-from psgc.program.agenda import Use
 from psgc.scheduler.actions import Action, End, Log, Send
+from psgc.scheduler.agreements import Agreements
 from psgc.scheduler.events import Events
-from psgc.scheduler.published import Values
-from psgc.scheduler.rendezvous import Barriers, Declarations, Gathering, Name
-from psgc.scheduler.roster import EPOCH, Member, Roster
-from psgc.scheduler.submissions import Submissions
+from psgc.scheduler.lateness import Lateness, Overdue
+from psgc.scheduler.post import Post
+from psgc.scheduler.rendezvous import Gathering
+from psgc.scheduler.roster import Member, Roster
+from psgc.scheduler.view import View
 from psgc.transport.host import same_network
 from psgc.transport.security.handshake import KEY_BYTES, worker_key
-from psgc.wire.frames import SCHEDULER_SENDER, VERSION, Header, Kind
-from psgc.wire.messages import Declare, ErrorCode, Lookup, Notice, Published, Register, decode_body, decode_json, encode_body, pack, plain
-from psgc.wire.reports import Observed, Report, ReportOf
+from psgc.wire.frames import VERSION, Header, Kind
+from psgc.wire.messages import ErrorCode, Notice, Register, decode_body, encode_body
+from psgc.wire.reports import Report
 
 FAREWELL_S = 2.0  # after a fault: how long members may take to say BYE
 SEEN_OUT_S = 15.0  # after the workers have left: how long servers may take
-OBSERVED_S = 0.2  # so long an answer to observers may be given again
 # After a process has ended: what it said last, as why it failed, may still be on its way on a busy machine. Well below the few heartbeats for which
 # its peers in a collective wait for this scheduler to say who has died.
 LAST_WORDS_S = 0.5
@@ -58,16 +56,10 @@ class Membership:
     launched: bool = False  # a launcher on this host has started all the others, and reports one that ends
     again: bool = False  # this scheduler's process has seen a job to its end: no worker may begin another
     roster: Roster = field(init=False)
-    barriers: Barriers | None = None  # this and the next three are set once everyone is there
-    declarations: Declarations | None = None
-    values: Values | None = None
-    submissions: Submissions | None = None
+    agreements: Agreements | None = None  # once everyone is there
     _named: Reminder = field(init=False)  # of members that have not registered
     _told: float = field(init=False)  # when the registered members were last told who is missing
     _stalled: float = float("-inf")  # when a stalled step was last named
-    _late: dict[int, Reminder] = field(
-        default_factory=dict
-    )  # of barriers, of declarations, of layouts, of values, of steps: while some are late
     _failed: tuple[float, str] | None = None
     _early: dict[tuple[int, int], Reminder] = field(default_factory=dict)  # by pid and session, of those who wait for the next job
     _over: float | None = None  # since when all workers have left in order
@@ -75,13 +67,16 @@ class Membership:
     _least: Member | None = None  # the worker that has waited least, and the longest that any has
     _most_ms: int = 0
     events: Events = field(default_factory=Events)
-    _view: bytes = b""  # the last answer to an observer, and when it was made
-    _view_at: float = 0.0
+    _post: Post = field(init=False)
+    _view: View = field(init=False)
+    _lateness: Lateness = field(init=False)
 
     def __post_init__(self) -> None:
         self.roster = Roster(self.nodes, self.servers, self.itself)
         self._named, self._told = Reminder(self.began), self.began
         self._absence = Absence(self.heartbeat_s, self.began)
+        self._post, self._view = Post(self.job), View(self.job, self.heartbeat_s)
+        self._lateness = Lateness(self.silence_s, self.step_timeout_s)
 
     def receive(self, peer: bytes, header: Header, body: bytes, now: float) -> list[Action]:
         """Handle one message. An error in it becomes an ERROR reply; the job goes on."""
@@ -98,7 +93,7 @@ class Membership:
             if header.kind == Kind.REGISTER:
                 return self._register(peer, decode_body(Register, body), now)
             member = self.roster.heard_from(peer, now)
-            if member is None and header.kind == Kind.FAULT and self.barriers is None and self._failed is None:
+            if member is None and header.kind == Kind.FAULT and self.agreements is None and self._failed is None:
                 told = decode_body(Notice, body)
                 if told.code == ErrorCode.ABSENT:
                     return self.abort(told.text, now)
@@ -110,7 +105,7 @@ class Membership:
             return self._said(member, header, body, now) if self._failed is None else [self._abort_to(member.peer)]
         except RemoteProtocolError as error:
             notice = encode_body(Notice(error.code, f"scheduler: {error}"))
-            reply = self._send(peer, Kind.ERROR, notice, plan=header.plan)
+            reply = self._post.send(peer, Kind.ERROR, notice, plan=header.plan)
             # The job is the peer's own: a stranger does not learn this job's id. The version is the one that the peer reads.
             reply = replace(reply, header=reply.header._replace(job=header.job, version=header.version))
             return [reply, Log(logging.DEBUG if unknown else logging.WARNING, f"refused a message: {error}")]
@@ -131,10 +126,10 @@ class Membership:
         for member in () if was_away else self.roster:  # first handle the last messages of members that ended in the meantime
             if (text := self._death(member, now)) is not None:
                 return self.abort(text, now)
-        if self.barriers is None:
+        if self.agreements is None:
             return self._await_members(now)
         silent = [log for member in self.roster if (log := self._silence(member, now)) is not None]
-        return silent + (self._deserted(now) or self._await_gatherings(now))
+        return silent + (self._deserted(now) or self._name_late(now))
 
     def _was_away(self, now: float) -> bool:
         """Whether this process did not run since the last tick (it was stopped, or the machine slept). Members are not silent because of that."""
@@ -144,9 +139,9 @@ class Membership:
         self.began = younger(self.began, away, now)
         for member in self.roster:
             member.last_seen = younger(member.last_seen, away, now)
-        layouts = self.declarations.awaiting_servers() if self.declarations is not None else []
-        for gathering in (*self._gatherings(), *layouts, *self._awaited_values()):
-            gathering.since = younger(gathering.since, away, now)
+        for kind in self.agreements.by_kind() if self.agreements is not None else ():
+            for gathering in kind:
+                gathering.since = younger(gathering.since, away, now)
         return True
 
     def abort(self, text: str, now: float) -> list[Action]:
@@ -157,6 +152,11 @@ class Membership:
         return [Log(logging.ERROR, text), *(self._abort_to(m.peer) for m in self.roster if not m.left)]
 
     # registration
+
+    @property
+    def epoch(self) -> int:
+        """Of the membership as it is now."""
+        return self._post.epoch
 
     @property
     def unbegun(self) -> bool:
@@ -170,13 +170,13 @@ class Membership:
             return [self._await_the_end(peer, register, now)]
         known = self.roster.returns(peer, register, now)
         if known is not None:
-            return [self._topology(known), *self._layouts_again(known)] if self.barriers is not None else []
+            return [self._topology(known), *self._layouts_again(known)] if self.agreements is not None else []
         former = self.roster.former(register)
         if former is not None:
             return self._succeeded(former, peer, register, now)
         member = Member(peer, register, now)
         conflict = self.roster.conflict(member)
-        if self.barriers is not None:
+        if self.agreements is not None:
             raise RemoteProtocolError(f"everyone is already there: {conflict or member.label}", ErrorCode.NOT_ADMITTED)
         self.roster.add(member)
         if conflict is not None:
@@ -196,9 +196,9 @@ class Membership:
         text = f"{server.label} has ended and was started again"
         self.roster.replace(server, peer, register, now)
         log: list[Action] = [Log(logging.WARNING, f"{text}: pid {register.pid} goes on")]
-        if self.barriers is None or self.declarations is None:
+        if self.agreements is None:
             return log
-        self.declarations.begins_anew(server.rank)
+        self.agreements.declarations.begins_anew(server.rank)
         return [*log, self._topology(server), *self._layouts_again(server)]
 
     def _of_another_version(self, peer: bytes, header: Header, body: bytes, now: float) -> list[Action]:
@@ -208,7 +208,7 @@ class Membership:
         except RemoteProtocolError:  # that version's body is another
             label = "a member"
         text = f"{label} speaks version {header.version} of the protocol, the scheduler version {VERSION}; install one psgc everywhere"
-        if header.kind != Kind.REGISTER or self.barriers is not None:
+        if header.kind != Kind.REGISTER or self.agreements is not None:
             raise RemoteProtocolError(text, ErrorCode.NOT_ADMITTED)
         actions, answer = self.abort(text, now), self._abort_to(peer)
         return [*actions, replace(answer, header=answer.header._replace(version=header.version))]
@@ -219,13 +219,12 @@ class Membership:
         early = self._early.setdefault((register.pid, register.session), Reminder(now))
         staying = ", ".join(member.label for member in self.roster if not member.left)
         text = f"{staying} still in the job that this process has left: the next one begins when it is over" if staying else ""
-        return self._send(peer, Kind.HEARTBEAT, encode_body(Notice(0, text)) if text and early.due(now, self.silence_s) else b"")
+        return self._post.send(peer, Kind.HEARTBEAT, encode_body(Notice(0, text)) if text and early.due(now, self.silence_s) else b"")
 
     def _layouts_again(self, member: Member) -> Iterator[Action]:
-        """A server that registers again has a new connection: the old one may have lost layouts that were sent to it, or its answers."""
-        if member.register.role == "server" and self.declarations is not None:
-            for name in self.declarations.unready(member.rank):
-                yield self._keys(name, member)
+        """What a member that registers again may not have got."""
+        if member.register.role == "server" and self.agreements is not None:
+            yield from self.agreements.again(member)
 
     def _warn_of_loopback(self, member: Member) -> list[Action]:
         """Warn of a server whose address workers on other machines would take for their own machine."""
@@ -246,18 +245,17 @@ class Membership:
         ]  # fmt: skip
 
     def _admit_all(self, now: float) -> list[Action]:
-        workers = self.roster.number()
-        self.barriers, self.values, self.submissions = Barriers(workers), Values(workers), Submissions(workers)
-        self.declarations = Declarations(self.roster.ranks, self.servers, self.roster.machines())
+        workers = self.roster.number(self.epoch)
+        self.agreements = Agreements(self.roster, self._post)
         for member in self.roster:
             member.last_seen, member.named = now, None
         text = f"everyone is there: {workers} workers, {self.servers} servers"
         return [Log(logging.INFO, text), *map(self._topology, self.roster)]
 
     def _topology(self, member: Member) -> Send:
-        key = self.data_key if member.register.role == "server" else worker_key(self.data_key, member.rank, EPOCH)
-        layouts = self.declarations.layouts if self.declarations is not None and member.register.incarnation > 1 else 0
-        return self._send(member.peer, Kind.TOPOLOGY, self.roster.topology(member, key, layouts))
+        key = self.data_key if member.register.role == "server" else worker_key(self.data_key, member.rank, self.epoch)
+        layouts = self.agreements.declarations.layouts if self.agreements is not None and member.register.incarnation > 1 else 0
+        return self._post.send(member.peer, Kind.TOPOLOGY, self.roster.topology(member, key, layouts))
 
     # a complete job
 
@@ -275,28 +273,11 @@ class Membership:
             return []
         if kind is Kind.FAULT:
             return self._fault(member, decode_body(Notice, body), now)
-        if self.barriers is None or self.declarations is None:
+        if self.agreements is None:
             raise RemoteProtocolError(f"{kind.name} before everyone is there", ErrorCode.NOT_ADMITTED)
         if kind is Kind.ERROR:
             return self.abort(f"{member.label}: {decode_body(Notice, body).text}", now)
-        worker = member.register.role == "worker"
-        if kind is Kind.BARRIER and worker:
-            ranks = set(self.barriers.arrive(member.rank, header.step, now, header.plan))
-            return [self._send(m.peer, Kind.BARRIER, plan=header.plan, step=header.step) for m in self.roster.workers() if m.rank in ranks]
-        if kind is Kind.DECLARE and worker:
-            return self._declare(member, header, decode_body(Declare, body), now)
-        if kind is Kind.DECLARATION and worker:
-            return self._declared(member, Declaration.from_json(decode_json(body, "DECLARATION")), now)
-        if kind is Kind.TURN and worker:
-            return self._submitted(member, header, now)
-        if kind is Kind.PUBLISH and worker:
-            return self._publish(member, header, decode_body(Published, body))
-        if kind is Kind.LOOKUP and worker:
-            return self._look_up(member, header, decode_body(Lookup, body).name, now)
-        if kind is Kind.KEYS_READY and not worker:
-            name = self.declarations.server_ready(member.rank, header.plan)
-            return [] if name is None else [self._layout(m, name) for m in self.roster.workers() if not m.left]
-        raise RemoteProtocolError(f"a {member.register.role} does not send {kind.name} to the scheduler", ErrorCode.UNKNOWN_KIND)
+        return self.agreements.said(member, header, body, now)
 
     def _fault(self, member: Member, notice: Notice, now: float) -> list[Action]:
         text = notice.text or f"{member.label} reported a fault and did not say which"
@@ -316,21 +297,21 @@ class Membership:
 
     def _tell_workers(self, text: str, teller: Member | None = None) -> list[Send]:
         body = encode_body(Notice(0, text))
-        return [self._send(m.peer, Kind.HEARTBEAT, body) for m in self.roster.workers() if not m.left and m is not teller]
+        return [self._post.send(m.peer, Kind.HEARTBEAT, body) for m in self.roster.workers() if not m.left and m is not teller]
 
     def _answer_heartbeat(self, member: Member) -> Send:
         """Tell a worker which rank waited least for steps (all others waited for that rank), how long it waited, and the longest wait of any
         rank; a server, one of the workers that have left, in turn: the worker's own BYE is lost where its connection to the server is down."""
-        if self.barriers is None:
-            return self._send(member.peer, Kind.HEARTBEAT)
+        if self.agreements is None:
+            return self._post.send(member.peer, Kind.HEARTBEAT)
         if member.register.role != "worker":
             gone = [worker.rank for worker in self.roster.workers() if worker.left]
             if not gone:
-                return self._send(member.peer, Kind.HEARTBEAT)
+                return self._post.send(member.peer, Kind.HEARTBEAT)
             member.told_left += 1
-            return self._send(member.peer, Kind.HEARTBEAT, plan=gone[member.told_left % len(gone)], step=1)
+            return self._post.send(member.peer, Kind.HEARTBEAT, plan=gone[member.told_left % len(gone)], step=1)
         least = self._least or member
-        return self._send(member.peer, Kind.HEARTBEAT, plan=least.rank, key=least.waited_ms, step=self._most_ms)
+        return self._post.send(member.peer, Kind.HEARTBEAT, plan=least.rank, key=least.waited_ms, step=self._most_ms)
 
     def _note_waited(self, member: Member, waited_ms: int) -> None:
         """Counts only grow, so the least is searched again only when its own count has grown: once a heartbeat, for any number of members."""
@@ -339,81 +320,21 @@ class Membership:
         if self._least is None or self._least is member or waited_ms < self._least.waited_ms:
             self._least = min(self.roster.workers(), key=lambda m: m.waited_ms, default=None)
 
-    def _declare(self, member: Member, header: Header, declare: Declare, now: float) -> list[Action]:
-        assert self.declarations is not None
-        before = self.declarations.layouts
-        name, ask = self.declarations.declare(member.rank, header.plan, declare, now, header.step)
-        if name.ready and self.declarations.layouts == before:
-            return [self._layout(member, name)]
-        asked = (
-            [self._send(m.peer, Kind.DECLARE, plan=name.requests[m.rank]) for m in self.roster.workers() if m.rank in ask] if ask else []
-        )
-        return asked + self._built(name, before)
-
-    def _declared(self, member: Member, declaration: Declaration, now: float) -> list[Action]:
-        assert self.declarations is not None
-        before = self.declarations.layouts
-        return self._built(self.declarations.declared(member.rank, declaration, now), before)
-
-    def _built(self, name: Name, before: int) -> list[Action]:
-        assert self.declarations is not None
-        if self.declarations.layouts == before:
-            return []
-        if name.ready:  # there is no server to prepare
-            return [self._layout(m, name) for m in self.roster.workers() if not m.left]
-        return [self._keys(name, m) for m in self.roster.server_members()]
-
-    def _keys(self, name: Name, member: Member) -> Send:
-        return self._send(member.peer, Kind.KEYS, name.text, plan=name.layout_id)
-
-    def _layout(self, member: Member, name: Name) -> Send:
-        return self._send(member.peer, Kind.LAYOUT, name.text, plan=name.requests[member.rank], key=name.layout_id)
-
-    def _submitted(self, member: Member, header: Header, now: float) -> list[Action]:
-        assert self.submissions is not None and self.declarations is not None
-        name = self.declarations.name_of(header.key >> 48)
-        turns = self.submissions.submitted(member.rank, Use(header.key, header.step), header.plan, name, now)
-        peers = {m.rank: m.peer for m in self.roster.workers()} if turns else {}
-        return [self._send(peers[rank], Kind.TURN, plan=turn.number, key=turn.use.key, step=turn.use.step) for rank, turn in turns]
-
-    def _publish(self, member: Member, header: Header, published: Published) -> list[Action]:
-        assert self.values is not None
-        requests = self.values.publish(member.rank, published.name, published.value)
-        answers = [self._value(m, requests[m.rank], published) for m in self.roster.workers() if m.rank in requests] if requests else []
-        return [self._send(member.peer, Kind.PUBLISH, plan=header.plan), *answers]
-
-    def _look_up(self, member: Member, header: Header, name: str, now: float) -> list[Action]:
-        assert self.values is not None
-        value = self.values.look_up(member.rank, header.plan, name, now)
-        return [] if value is None else [self._value(member, header.plan, Published(name, value))]
-
-    def _value(self, member: Member, request: int, published: Published) -> Send:
-        return self._send(member.peer, Kind.LOOKUP, pack(encode_body(published)), plan=request)
-
-    # observers
-
     def _observed(self, peer: bytes, now: float) -> Send:
-        """The job as it is now, or was a moment ago: however many ask, the answer is made five times a second at most."""
         if self._failed is not None:
             return self._abort_to(peer)
-        if not self._view or not self._view_at <= now < self._view_at + OBSERVED_S:
-            members = tuple(_report_of(member, now) for member in self.roster)
-            counts = len(self.roster.workers()), len(self.roster.server_members())
-            complete, events = self.barriers is not None, self.events.told(now)
-            observed = Observed(self.job, __version__, *counts, complete, members, int(1e3 * self.heartbeat_s), events)
-            self._view, self._view_at = pack(encode_body(observed)), now
-        return self._send(peer, Kind.OBSERVE, self._view)
+        return self._post.send(peer, Kind.OBSERVE, self._view.body(self.roster, self.agreements is not None, self.events, now))
 
     # leaving
 
     def _bye(self, member: Member, now: float) -> list[Action]:
         member.left = True
-        return [self._send(member.peer, Kind.BYE), *self._after_bye(member, now)]
+        return [self._post.send(member.peer, Kind.BYE), *self._after_bye(member, now)]
 
     def _after_bye(self, member: Member, now: float) -> list[Action]:
         if self._failed is not None:
             return []
-        if self.barriers is None:
+        if self.agreements is None:
             return self.abort(f"{member.label} left before everyone was there", now)
         if self._over is not None:
             return [End(0, "")] if all(m.left for m in self.roster) else []
@@ -422,7 +343,7 @@ class Membership:
         if not all(m.left for m in self.roster.workers()):
             return self._deserted(now)
         self._over = now
-        return [self._send(m.peer, Kind.BYE) for m in self.roster.server_members()]
+        return [self._post.send(m.peer, Kind.BYE) for m in self.roster.server_members()]
 
     def _see_out(self, since: float, now: float) -> list[Action]:
         """The workers are done: tell the servers until each has said BYE or is gone."""
@@ -432,7 +353,7 @@ class Membership:
         if not staying:
             return [End(0, "")]
         if now - since <= SEEN_OUT_S:
-            return [self._send(m.peer, Kind.BYE) for m in staying]
+            return [self._post.send(m.peer, Kind.BYE) for m in staying]
         return [Log(logging.WARNING, f"{', '.join(m.label for m in staying)} did not say BYE at the end of the job"), End(0, "")]
 
     def _deserted(self, now: float) -> list[Action]:
@@ -443,7 +364,7 @@ class Membership:
             if gone:
                 who = ", ".join(map(str, sorted(gone)))
                 return self.abort(f"rank(s) {who} left the job, but {gathering.what} awaits them: every rank must make the same calls", now)
-        for value in self._awaited_values() if left else ():
+        for value in self.agreements.values.open() if left and self.agreements is not None else ():
             if left.issuperset(value.missing):
                 return self.abort(f"{value.what} awaits {value.awaited} and all other ranks have left the job: nobody can publish it", now)
         return []
@@ -466,57 +387,25 @@ class Membership:
         self._told = now  # even without a text: members that receive nothing take the scheduler for dead
         named = self._named.due(now, self.silence_s * (LAUNCHED if self.launched else 1))
         body = encode_body(Notice(0, text)) if named else b""
-        return [*([Log(logging.WARNING, text)] if named else []), *(self._send(m.peer, Kind.HEARTBEAT, body) for m in self.roster)]
+        return [*([Log(logging.WARNING, text)] if named else []), *(self._post.send(m.peer, Kind.HEARTBEAT, body) for m in self.roster)]
 
     def _here(self) -> str:
         labels = [m.label for m in self.roster]
         return ", ".join(labels[:8]) + (f" and {len(labels) - 8} more" if len(labels) > 8 else "") or "nobody"
 
-    def _await_gatherings(self, now: float) -> list[Action]:
-        """Name what is late: at most one line for all barriers, one for all declarations, and so on."""
-        assert self.barriers is not None and self.declarations is not None
-        actions: list[Action] = []
-        declarations = self.declarations
-        everything = (
-            self.barriers.open(), declarations.open(), declarations.awaiting_servers(), self._awaited_values(), self._submissions()
-        )  # fmt: skip
-        for kind, gatherings in enumerate(everything):
-            late = [gathering for gathering in gatherings if now - gathering.since >= self.silence_s]
-            if late:
-                actions += self._await(kind, late, now)
-            else:
-                self._late.pop(kind, None)
-            if self._failed is not None:
-                return actions
-        return actions
-
-    def _await(self, kind: int, late: list[Gathering], now: float) -> list[Action]:
-        """Handle late gatherings of one kind: name the oldest, or give up if it is later than the limit."""
-        oldest = min(late, key=lambda gathering: gathering.since)
-        waited = now - oldest.since
-        more = f" (and {len(late) - 1} more)" if len(late) > 1 else ""
-        text = f"{oldest.what}{more} has awaited {oldest.awaited} for {waited:.0f} s"
-        if oldest.of_servers:
-            text += ": they load its codec's kernels, or compile them (`psgc warm` does that ahead)"
-        if waited > self.step_timeout_s:
-            return self.abort(f"{text}, more than the limit of {self.step_timeout_s:.0f} s (PSGC_STEP_TIMEOUT_S)", now)
-        if not self._late.setdefault(kind, Reminder(oldest.since)).due(now, self.silence_s):
-            return []
-        return [Log(logging.WARNING, text), *self._tell_workers(text)]
-
     def _gatherings(self) -> list[Gathering]:
-        """The barriers, declarations, layouts and steps at which some workers wait for others."""
-        if self.barriers is None or self.declarations is None:
-            return []
-        return self.barriers.open() + self.declarations.open() + self._submissions()
+        return [] if self.agreements is None else self.agreements.gatherings()
 
-    def _submissions(self) -> list[Gathering]:
-        """Steps of named tensors that some workers have submitted and others have not."""
-        return [] if self.submissions is None else self.submissions.open()
-
-    def _awaited_values(self) -> list[Gathering]:
-        """Published values that some workers wait for."""
-        return [] if self.values is None else self.values.open()
+    def _name_late(self, now: float) -> list[Action]:
+        assert self.agreements is not None
+        try:
+            texts = self._lateness.tick(self.agreements.by_kind(), now)
+        except Overdue as overdue:
+            return self.abort(str(overdue), now)
+        actions: list[Action] = []
+        for text in texts:
+            actions += [Log(logging.WARNING, text), *self._tell_workers(text)]
+        return actions
 
     def _death(self, member: Member, now: float) -> str | None:
         if member.left:
@@ -534,7 +423,7 @@ class Membership:
         if alive:
             return None  # it is stopped, or busy: its silence is named, and it may come back
         # Before everyone is there, members send nothing but repeated registrations, a worker one every silence_s.
-        limit = self.dead_s if self.barriers is not None else max(self.dead_s, 3 * self.silence_s)
+        limit = self.dead_s if self.agreements is not None else max(self.dead_s, 3 * self.silence_s)
         if now - member.last_seen > limit:
             return (
                 f"{member.label} has said nothing for {now - member.last_seen:.0f} s and counts as dead (PSGC_DEAD_S); look at its machine"
@@ -553,13 +442,4 @@ class Membership:
 
     def _abort_to(self, peer: bytes) -> Send:
         assert self._failed is not None
-        return self._send(peer, Kind.ABORT, encode_body(Notice(0, self._failed[1])))
-
-    def _send(self, peer: bytes, kind: Kind, body: bytes = b"", *, plan: int = 0, key: int = 0, step: int = 0) -> Send:
-        header = Header(kind, job=self.job, epoch=EPOCH, plan=plan, key=key, step=step, sender=SCHEDULER_SENDER, payload_bytes=len(body))
-        return Send(peer, header, body)
-
-
-def _report_of(member: Member, now: float) -> ReportOf:
-    register, report = member.register, {} if member.report is None else plain(member.report)
-    return ReportOf(register.role, member.rank, register.hostname, register.pid, member.left, int(1e3 * (now - member.last_seen)), report)
+        return self._post.send(peer, Kind.ABORT, encode_body(Notice(0, self._failed[1])))

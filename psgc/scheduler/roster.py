@@ -13,7 +13,6 @@ from psgc.program.ranks import Ranks, fault_of
 from psgc.wire.messages import Register, ServerAddress, Topology, encode_body, plain
 from psgc.wire.reports import Report
 
-EPOCH: Final = 1
 OF_AN_OLD_CONNECTION: Final = b"\0"  # names that ZeroMQ itself draws begin so; a member's superseded connection gets such a name, too
 OF_RECEIVER: Final = ("rank", "key", "layouts")  # fields of a Topology that differ from member to member
 
@@ -195,9 +194,9 @@ class Roster:
             missing.append(f"{servers} of {self.servers} server(s)")
         return missing
 
-    def number(self) -> int:
+    def number(self, epoch: int) -> int:
         """Give everyone a rank: workers by node and local rank; servers keep the index they came with, the others fill the gaps
-        in order of arrival. Returns the number of workers."""
+        in order of arrival. epoch: of this membership. Returns the number of workers."""
         workers = sorted(self.workers(), key=lambda m: (m.register.node, m.register.local_rank))
         for rank, member in enumerate(workers):
             member.rank = rank
@@ -214,7 +213,7 @@ class Roster:
         names = tuple(f"{m.register.node}.{m.register.local_rank}@{m.register.hostname}" for m in workers)
         host, pid, started = self._scheduler
         topology = Topology(
-            0, len(workers), self.nodes, sizes, EPOCH, addresses, names, "", host, pid, started,
+            0, len(workers), self.nodes, sizes, epoch, addresses, names, "", host, pid, started,
             tuple(",".join(map(str, of_node)) for of_node in self.ranks.roots), self.ranks.switches,
         )  # fmt: skip
         self._topology = encode_body({name: value for name, value in plain(topology).items() if name not in OF_RECEIVER})

@@ -90,7 +90,7 @@ def complete(nodes: int = 2, servers: int = 1) -> Job:
         job.join(f"s{index}", register("server", index, index=index))
     for node in range(nodes):
         job.join(f"w{node}", register(node=node))
-    assert job.membership.barriers is not None
+    assert job.membership.agreements is not None
     return job
 
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from psgc import __version__
 from psgc.errors import RemoteProtocolError
 from psgc.observe.live import Follower, Row, view
-from psgc.scheduler import membership
+from psgc.scheduler import view as made_view
 from psgc.scheduler.actions import Send
 from psgc.wire.frames import Kind
 from psgc.wire.messages import Notice, decode_json
@@ -28,7 +29,7 @@ def observe(job: Job, peer: str = "o") -> Observed:
 
 def test_an_observer_sees_who_is_there_before_and_after_the_job_is_complete() -> None:
     job = Job()
-    assert observe(job) == Observed(job.membership.job, membership.__version__, 0, 0, False, ())
+    assert observe(job) == Observed(job.membership.job, __version__, 0, 0, False, ())
     job = complete()
     job.now += 1
     seen = observe(job)
@@ -58,8 +59,8 @@ def test_a_report_that_no_member_would_send_is_refused_and_the_job_goes_on() -> 
 
 def test_however_many_ask_the_answer_is_made_a_few_times_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     job, made = complete(), []
-    original = membership.encode_body
-    monkeypatch.setattr(membership, "encode_body", lambda body: made.append(body) or original(body))
+    original = made_view.encode_body
+    monkeypatch.setattr(made_view, "encode_body", lambda body: made.append(body) or original(body))
     for number in range(500):
         observe(job, f"o{number}")
         job.now += 0.001

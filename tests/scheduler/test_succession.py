@@ -54,7 +54,7 @@ def test_the_next_process_of_a_server_gets_its_place_and_every_layout_again() ->
     ], "as lost"
     assert not job.say("s2", Kind.KEYS_READY, plan=first), "workers have that layout"
     assert set(sent(job.say("s2", Kind.KEYS_READY, plan=second), Kind.LAYOUT)) == {"w0", "w1"}
-    assert list(job.membership.declarations.unready(0)) == []  # type: ignore[union-attr]
+    assert list(job.membership.agreements.declarations.unready(0)) == []  # type: ignore[union-attr]
 
 
 def test_the_first_process_of_a_server_lets_workers_in_at_once() -> None:

@@ -16,7 +16,7 @@ from psgc import __version__
 from psgc.layout import Layout
 from psgc.scheduler.actions import End, Send
 from psgc.scheduler.membership import Membership
-from psgc.scheduler.roster import EPOCH
+from psgc.scheduler.post import FIRST_EPOCH as EPOCH
 from psgc.server import state as server_state
 from psgc.server.state import Commit, Effect, Fault, Fold, Restore, SendResidual, ServerState, specs_of
 from psgc.server.step import NO_SLOT, Kept, Result

@@ -1,0 +1,118 @@
+"""What the members of a complete job agree on through the scheduler: barriers, layouts, published values and the order of named tensors. Pure.
+
+Turns members' words into calls of ``rendezvous.py``, ``published.py`` and ``submissions.py``, and what these return into messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from psgc.errors import RemoteProtocolError
+from psgc.layout import Declaration
+from psgc.program.agenda import Use
+from psgc.scheduler.actions import Action, Send
+from psgc.scheduler.post import Post
+from psgc.scheduler.published import Values
+from psgc.scheduler.rendezvous import Barriers, Declarations, Gathering, Name
+from psgc.scheduler.roster import Member, Roster
+from psgc.scheduler.submissions import Submissions
+from psgc.wire.frames import Header, Kind
+from psgc.wire.messages import Declare, ErrorCode, Lookup, Published, decode_body, decode_json, encode_body, pack
+
+
+class Agreements:
+    """See the module's text. Everyone in the roster must have a rank."""
+
+    def __init__(self, roster: Roster, post: Post) -> None:
+        self._roster, self._post = roster, post
+        workers = roster.ranks.size
+        self.barriers, self.values, self.submissions = Barriers(workers), Values(workers), Submissions(workers)
+        self.declarations = Declarations(roster.ranks, roster.servers, roster.machines())
+
+    def said(self, member: Member, header: Header, body: bytes, now: float) -> list[Action]:
+        """Answer a member's word. Raises RemoteProtocolError for one that such a member does not say, and what the word itself is wrong by."""
+        kind, worker = Kind(header.kind), member.register.role == "worker"
+        if kind is Kind.BARRIER and worker:
+            ranks = set(self.barriers.arrive(member.rank, header.step, now, header.plan))
+            return [
+                self._post.send(m.peer, Kind.BARRIER, plan=header.plan, step=header.step) for m in self._roster.workers() if m.rank in ranks
+            ]
+        if kind is Kind.DECLARE and worker:
+            return self._declare(member, header, decode_body(Declare, body), now)
+        if kind is Kind.DECLARATION and worker:
+            return self._declared(member, Declaration.from_json(decode_json(body, "DECLARATION")), now)
+        if kind is Kind.TURN and worker:
+            return self._submitted(member, header, now)
+        if kind is Kind.PUBLISH and worker:
+            return self._publish(member, header, decode_body(Published, body))
+        if kind is Kind.LOOKUP and worker:
+            return self._look_up(member, header, decode_body(Lookup, body).name, now)
+        if kind is Kind.KEYS_READY and not worker:
+            name = self.declarations.server_ready(member.rank, header.plan)
+            return [] if name is None else self._layouts(name)
+        raise RemoteProtocolError(f"a {member.register.role} does not send {kind.name} to the scheduler", ErrorCode.UNKNOWN_KIND)
+
+    def again(self, server: Member) -> Iterator[Send]:
+        """A server that registers again has a new connection: the old one may have lost layouts that were sent to it, or its answers."""
+        for name in self.declarations.unready(server.rank):
+            yield self._keys(name, server)
+
+    def gatherings(self) -> list[Gathering]:
+        """The barriers, declarations and steps at which some workers wait for others."""
+        return self.barriers.open() + self.declarations.open() + self.submissions.open()
+
+    def by_kind(self) -> tuple[list[Gathering], ...]:
+        """All that somebody waits for, each kind by itself."""
+        declarations = self.declarations
+        values: list[Gathering] = [*self.values.open()]
+        return self.barriers.open(), declarations.open(), declarations.awaiting_servers(), values, self.submissions.open()
+
+    def _declare(self, member: Member, header: Header, declare: Declare, now: float) -> list[Action]:
+        before = self.declarations.layouts
+        name, ask = self.declarations.declare(member.rank, header.plan, declare, now, header.step)
+        if name.ready and self.declarations.layouts == before:
+            return [self._layout(member, name)]
+        asked = (
+            [self._post.send(m.peer, Kind.DECLARE, plan=name.requests[m.rank]) for m in self._roster.workers() if m.rank in ask]
+            if ask
+            else []
+        )
+        return asked + self._built(name, before)
+
+    def _declared(self, member: Member, declaration: Declaration, now: float) -> list[Action]:
+        before = self.declarations.layouts
+        return self._built(self.declarations.declared(member.rank, declaration, now), before)
+
+    def _built(self, name: Name, before: int) -> list[Action]:
+        if self.declarations.layouts == before:
+            return []
+        if name.ready:  # there is no server to prepare
+            return self._layouts(name)
+        return [self._keys(name, m) for m in self._roster.server_members()]
+
+    def _keys(self, name: Name, member: Member) -> Send:
+        return self._post.send(member.peer, Kind.KEYS, name.text, plan=name.layout_id)
+
+    def _layouts(self, name: Name) -> list[Action]:
+        return [self._layout(m, name) for m in self._roster.workers() if not m.left]
+
+    def _layout(self, member: Member, name: Name) -> Send:
+        return self._post.send(member.peer, Kind.LAYOUT, name.text, plan=name.requests[member.rank], key=name.layout_id)
+
+    def _submitted(self, member: Member, header: Header, now: float) -> list[Action]:
+        name = self.declarations.name_of(header.key >> 48)
+        turns = self.submissions.submitted(member.rank, Use(header.key, header.step), header.plan, name, now)
+        peers = {m.rank: m.peer for m in self._roster.workers()} if turns else {}
+        return [self._post.send(peers[rank], Kind.TURN, plan=turn.number, key=turn.use.key, step=turn.use.step) for rank, turn in turns]
+
+    def _publish(self, member: Member, header: Header, published: Published) -> list[Action]:
+        requests = self.values.publish(member.rank, published.name, published.value)
+        answers = [self._value(m, requests[m.rank], published) for m in self._roster.workers() if m.rank in requests] if requests else []
+        return [self._post.send(member.peer, Kind.PUBLISH, plan=header.plan), *answers]
+
+    def _look_up(self, member: Member, header: Header, name: str, now: float) -> list[Action]:
+        value = self.values.look_up(member.rank, header.plan, name, now)
+        return [] if value is None else [self._value(member, header.plan, Published(name, value))]
+
+    def _value(self, member: Member, request: int, published: Published) -> Send:
+        return self._post.send(member.peer, Kind.LOOKUP, pack(encode_body(published)), plan=request)
