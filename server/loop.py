@@ -16,6 +16,7 @@ from collections.abc import Iterable, Set
 from functools import partial
 from typing import Any, Final
 
+import numpy as np
 import zmq
 
 from psgc import __version__
@@ -254,15 +255,24 @@ class Server:
 
     def _send_residual(self, send: SendResidual) -> None:
         key, first = send.header.key, send.header.contributors
-        values = self._engine.lend(self._works[key], self._store.keys[key], send.header.step, send.add_back)
-        body = values[first : first + send.header.payload_bytes // 4].tobytes()
+        weights = self._store.weights.get(key)
+        values = (
+            weights.momentum()
+            if weights is not None
+            else self._engine.lend(self._works[key], self._store.keys[key], send.header.step, send.add_back)
+        )
+        body = values[first : first + send.header.payload_bytes // 4].astype(np.float32).tobytes()
         self._send(Send(send.peer, send.header, body))
 
     def _restore(self, restore: Restore) -> None:
+        weights = self._store.weights.get(restore.key)
         try:
-            self._store.keys[restore.key].restore(restore.first, restore.payload, restore.rescale)
+            if weights is not None:
+                weights.restore(restore.first, restore.payload)
+            else:
+                self._store.keys[restore.key].restore(restore.first, restore.payload, restore.rescale)
         except PsgcError as error:
-            self._fault(Fault(f"server {self._index()}: {self._works[restore.key].spec.describe()}: {error}"))
+            self._fault(Fault(f"server {self._index()}: key {key_text(restore.key)}: {error}"))
 
     def _retire(self, retire: Retire) -> None:
         for key in retire.keys:

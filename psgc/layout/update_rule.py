@@ -60,6 +60,11 @@ class UpdateRule:
         return rule
 
     @property
+    def keeps_momentum(self) -> bool:
+        """Whether servers keep a momentum that a rank may save and restore: between two rounds it stands still."""
+        return self.name == "nesterov" and self.in_rounds
+
+    @property
     def canonical(self) -> str:
         """The text form, without options that are at their defaults."""
         options = []

@@ -18,10 +18,10 @@ from typing import Any
 
 from psgc.errors import RemoteProtocolError
 from psgc.layout.update_rule import UpdateRule
-from psgc.server.step import NO_SLOT, Action, Fold, KeySpec, Reply, Result
+from psgc.server.step import NO_SLOT, Action, Fold, KeySpec, Lend, Reply, Restore, Result
 from psgc.server.weights.pace import Pace
 from psgc.wire.frames import Flag, Header, Kind
-from psgc.wire.messages import ErrorCode
+from psgc.wire.messages import RESIDUAL_NUMEL, ErrorCode
 
 
 @dataclass(slots=True)
@@ -54,6 +54,7 @@ class WeightsKey:
     _applying: tuple[int, ...] = ()
     _contributors: int = 0  # pushes that made the newest version
     _payload_bytes: int = 0
+    _restored: dict[int, int] = field(default_factory=dict)  # elements of the momentum that were set: first element -> rank
     _readers: Counter[int] = field(default_factory=Counter)  # version -> ranks that may read it
 
     def __post_init__(self) -> None:
@@ -113,12 +114,56 @@ class WeightsKey:
         self._ranks[rank].queued = False
 
     def residual(self, rank: int, header: Header) -> list[Action]:
-        """Refuse: raises RemoteProtocolError."""
-        raise RemoteProtocolError(f"worker {rank}: residual of {self.spec.describe()}: weights have none on servers", ErrorCode.MALFORMED)
+        """Answer a RESIDUAL with elements of the outer momentum after the rank's last round, which no round can be changing: the next one awaits this rank.
+        Raises RemoteProtocolError."""
+        numel, mine = self._momentum_elements(rank, header), self._ranks[rank]
+        if header.step != mine.step:
+            raise RemoteProtocolError(
+                f"worker {rank}: asks after the momentum after step {header.step} of {self.spec.describe()}, and is at step {mine.step}",
+                ErrorCode.WRONG_STEP,
+            )
+        if mine.answered != mine.step:
+            return []  # out of date: the worker has gone on since
+        answer = Header(
+            Kind.RESIDUAL,
+            plan=self.spec.layout,
+            key=self.spec.key,
+            step=header.step,
+            contributors=header.contributors,
+            payload_bytes=4 * numel,
+        )
+        return [Lend(rank, answer)]
 
     def restore(self, rank: int, header: Header, payload: Any) -> list[Action]:
-        """Refuse: raises RemoteProtocolError."""
-        return self.residual(rank, header)
+        """Handle a RESTORE, which sets elements of the outer momentum that the key begins with. Repeats are answered, but not set again. Raises
+        RemoteProtocolError."""
+        most, numel = self._momentum_elements(rank, header), header.payload_bytes // 4
+        if not 1 <= numel <= most or header.payload_bytes % 4:
+            raise RemoteProtocolError(
+                f"worker {rank}: {header.payload_bytes} bytes for the momentum of {self.spec.describe()} from element {header.contributors} on; "
+                f"expected 1 to {most} elements of 4 bytes",
+                ErrorCode.BAD_PAYLOAD,
+            )
+        answer = Reply(rank, Header(Kind.RESTORE, plan=self.spec.layout, key=self.spec.key, contributors=header.contributors))
+        if self._restored.get(header.contributors) == rank:
+            return [answer]
+        if any(mine.step for mine in self._ranks):
+            raise RemoteProtocolError(
+                f"worker {rank}: restores the momentum of {self.spec.describe()} after its initial values; every rank restores before any pushes",
+                ErrorCode.WRONG_STEP,
+            )
+        self._restored[header.contributors] = rank
+        return [Restore(self.spec.key, header.contributors, payload, 1.0), answer]
+
+    def _momentum_elements(self, rank: int, header: Header) -> int:
+        """How many elements one message may carry. Raises RemoteProtocolError if the key has no momentum there."""
+        first, numel = header.contributors, self.spec.numel if self.rule.keeps_momentum else 0
+        if first >= numel:
+            raise RemoteProtocolError(
+                f"worker {rank}: momentum of {self.spec.describe()} from element {first} on; it keeps {numel or 'none'}",
+                ErrorCode.MALFORMED,
+            )
+        return min(RESIDUAL_NUMEL, numel - first)
 
     @property
     def contributions(self) -> list[int]:

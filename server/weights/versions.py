@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psgc.codecs import CodecPair
+from psgc.errors import PayloadError
 from psgc.layout.update_rule import UpdateRule
 from psgc.server.step import NO_SLOT, Fold
 from psgc.server.weights.rules import apply_rule
@@ -55,16 +56,28 @@ class Versions:
         for payload in fold.payloads:
             push.validate(payload, numel)
         old, new = self._values(fold.add_back), self._values(fold.slot)
-        if self.rule.name == "nesterov" and self._momentum is None:
-            self._momentum = np.zeros(numel, push.acc_dtype)
+        kept = self.momentum() if self.rule.name == "nesterov" else None
         total = np.empty(slices[0][1], push.acc_dtype)
         for lo, hi in slices:
             part = total[: hi - lo]
             for first in range(0, len(fold.payloads), MOST_AT_ONCE):
                 push.fold(fold.payloads[first : first + MOST_AT_ONCE], numel, lo, hi, part, first == 0)
-            momentum = None if self._momentum is None else self._momentum[lo:hi]
+            momentum = None if kept is None else kept[lo:hi]
             apply_rule(self.rule, old[lo:hi], part, len(fold.payloads), momentum, new[lo:hi])
         return pull.payload_bound(numel)
+
+    def momentum(self) -> NDArray[Any]:
+        """[numel] of the accumulator's dtype: what ``nesterov`` keeps between two rounds; zeros before the first."""
+        if self._momentum is None:
+            self._momentum = np.zeros(self.numel, self.pair.push.acc_dtype)
+        return self._momentum
+
+    def restore(self, first: int, payload: Any) -> None:
+        """Set elements of the momentum, from ``first`` on. Raises PayloadError for NaN and infinity."""
+        values = np.frombuffer(payload, np.float32)
+        if not np.isfinite(values).all():
+            raise PayloadError("a momentum to be restored holds NaN or infinity")
+        self.momentum()[first : first + values.size] = values
 
     def _values(self, slot: int) -> NDArray[Any]:
         return self._places[slot].bytes.view(self.pair.pull.array_dtype)

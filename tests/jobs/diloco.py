@@ -72,12 +72,12 @@ def by_hand(name: str, every: int, parts: list[list[int]], delay: int, mix: floa
 
 
 def diloco(
-    codec: str, every: int, fragments: int, delay: int, mix: float, outer: str, resumed: bool = False
+    codec: str, every: int, fragments: int, delay: int, mix: float, outer: str, resumed: bool = False, on: str = "workers"
 ) -> tuple[list[torch.Tensor], list[float]]:
     model = model_of(psgc.rank())
     inner, draw = torch.optim.AdamW(model.parameters(), lr=1e-2), torch.Generator().manual_seed(psgc.rank())
     losses = []
-    settings: Any = {"every": every, "outer": outer, "fragments": fragments, "delay": delay, "mix": mix, "codec": codec}
+    settings: Any = {"every": every, "outer": outer, "fragments": fragments, "delay": delay, "mix": mix, "codec": codec, "on": on}
     with psgc.DiLoCo(model, inner, **settings) as outside:
         for _ in range(STEPS // 2 if resumed else STEPS):
             losses.append(inner_step(model, inner, draw))
@@ -105,9 +105,13 @@ def tell(name: str, trained: tuple[list[torch.Tensor], list[float]], wanted: lis
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--codecs", nargs="*", default=[])
+    parser.add_argument("--servers", action="store_true", help="the same with outer steps on servers, too")
+    parser.add_argument("--missing-servers", action="store_true", help="outer steps on servers, and nothing else")
     parser.add_argument("--uneven", action="store_true", help="rank 1 has fewer batches than rank 0, and nothing else is trained")
     given = parser.parse_args()
     psgc.init()
+    if given.missing_servers:
+        diloco("none", 4, 1, 0, 0.0, "nesterov", on="servers")
     if given.uneven:
         model = model_of(0)
         inner, draw = torch.optim.SGD(model.parameters(), lr=1e-2), torch.Generator().manual_seed(0)
@@ -124,9 +128,11 @@ def main() -> None:
     ):
         wanted = by_hand(name, every, parts, delay, mix, outer)
         tell(name, diloco("none", every, len(parts), delay, mix, outer), wanted)
-    for codec in given.codecs:
-        tell(f"{codec}-whole", diloco(codec, 4, 1, 0, 0.0, "nesterov"))
-        tell(f"{codec}-resumed", diloco(codec, 4, 1, 0, 0.0, "nesterov", resumed=True))
+        if given.servers:
+            tell(f"{name}-on-servers", diloco("none", every, len(parts), delay, mix, outer, on="servers"), wanted)
+    for codec, on in [(codec, on) for codec in given.codecs for on in ("workers", "servers")[: 1 + given.servers]]:
+        tell(f"{codec}-whole-{on}", diloco(codec, 4, 1, 0, 0.0, "nesterov", on=on))
+        tell(f"{codec}-resumed-{on}", diloco(codec, 4, 1, 0, 0.0, "nesterov", resumed=True, on=on))
     psgc.shutdown()
 
 

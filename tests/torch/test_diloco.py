@@ -21,19 +21,31 @@ LOOPS = ("local-sgd", "diloco", "streaming")
 
 @pytest.mark.parametrize("servers", [1, 0])
 def test_ranks_go_on_from_what_the_published_loop_makes_of_their_parameters(make_job: Callable[..., Any], servers: int) -> None:
-    codecs = ("int4", "topk:k=0.1")
-    texts = make_job(nodes=2, servers=servers).said("--codecs", *codecs, job="diloco.py", PSGC_MIN_COMPRESS_BYTES="0")
+    codecs, places = ("int4", "topk:k=0.1"), ("workers", "servers")[: 1 + servers]
+    more = ("--servers",) if servers else ()
+    texts = make_job(nodes=2, servers=servers).said("--codecs", *codecs, *more, job="diloco.py", PSGC_MIN_COMPRESS_BYTES="0")
     told = [{words[0]: words[1:] for line in text.splitlines() if len(words := line.split()) == 5} for text in texts]
-    for name in (*LOOPS, *(f"{codec}-{how}" for codec in codecs for how in ("whole", "resumed"))):
+    on_servers = [f"{name}-on-servers" for name in LOOPS if servers]
+    compressed = [f"{codec}-{how}-{place}" for codec in codecs for how in ("whole", "resumed") for place in places]
+    for name in (*LOOPS, *on_servers, *compressed):
         (digest, off, first, last), other = told[0][name], told[1][name]
         assert digest == other[0], f"{name}: ranks end with the same parameters"
         assert float(last) < float(first) - 0.3, f"{name}: training goes on"
         assert name not in LOOPS or float(off) == 0
+        assert name not in on_servers or float(off) < 2e-6, f"{name}: {off}: torch fuses a product and a sum that servers round one by one"
     for codec in codecs:
-        assert told[0][f"{codec}-resumed"][0] == told[0][f"{codec}-whole"][0], (
-            f"{codec}: the outer state and residuals are part of what is saved"
-        )
-        assert told[0][f"{codec}-whole"][0] != told[0]["diloco"][0]
+        for place in places:
+            assert told[0][f"{codec}-resumed-{place}"][0] == told[0][f"{codec}-whole-{place}"][0], (
+                f"{codec}: the outer parameters, their momentum and residuals are part of what is saved"
+            )
+            assert told[0][f"{codec}-whole-{place}"][0] != told[0]["diloco"][0]
+
+
+def test_servers_take_outer_steps_only_where_there_are_some(make_job: Callable[..., Any]) -> None:
+    job = make_job(nodes=2, servers=0)
+    workers = job.whole("--missing-servers", job="diloco.py")
+    assert job.end()[workers[0].name] == 1, job.text()
+    assert 'on="servers", but this job has none: start some' in job.text()
 
 
 def test_a_rank_that_runs_out_of_batches_before_the_others_is_named(make_job: Callable[..., Any]) -> None:
@@ -93,6 +105,9 @@ def model() -> nn.Module:
         ({"every": 9, "outer": "add"}, "outer='add': expected average, or nesterov"),
         ({"every": 9, "outer": "nestorov"}, "unknown update rule 'nestorov'; did you mean nesterov?"),
         ({"every": 9, "codec": "plan.json"}, "plan.json"),
+        ({"every": 9, "on": "the moon"}, "on='the moon': expected workers or servers"),
+        ({"every": 9, "on": "servers", "outer": torch.optim.Adam}, "servers take average and nesterov"),
+        ({"every": 9, "on": "servers", "codec": lambda name, parameter: "int8"}, "takes one codec for all parameters"),
         ({"every": 9, "fragments": [nn.ReLU()]}, "fragment 0, a ReLU, has no trained parameters of the model"),
     ],
 )
@@ -108,6 +123,38 @@ def test_an_unknown_codec_is_refused_when_it_is_made(alone: None) -> None:
     own = model()
     with pytest.raises(CodecError, match="unknown codec 'int5'"):
         psgc.DiLoCo(own, torch.optim.SGD(own.parameters(), lr=0.1), every=2, codec="int5")
+
+
+def test_progress_is_pushed_to_servers_by_codecs_of_one_round(alone: None) -> None:
+    own = model()
+    for codec in ("powersgd", "int8/topk", "shared"):
+        with pytest.raises(CodecError, match="changes are pushed by a codec of one round and without momentum"):
+            psgc.DiLoCo(own, torch.optim.SGD(own.parameters(), lr=0.1), every=2, codec=codec, on="servers")
+
+
+def test_alone_outer_steps_are_the_same_wherever_they_are_taken(alone: None) -> None:
+    found = []
+    for on in ("workers", "servers"):
+        torch.manual_seed(3)
+        own = model()
+        with psgc.DiLoCo(own, torch.optim.SGD(own.parameters(), lr=0.1), every=2, delay=1, mix=0.5, on=on) as outside:  # type: ignore[arg-type]
+            for _ in range(9):
+                outside.zero_grad()
+                own(torch.ones(1, 3)).square().sum().backward()
+                outside.step()
+        found.append([parameter.detach() for parameter in own.parameters()])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_a_state_is_loaded_where_its_outer_steps_were_taken(alone: None) -> None:
+    own = model()
+    inner = torch.optim.SGD(own.parameters(), lr=0.1)
+    with psgc.DiLoCo(own, inner, every=2, on="servers") as outside:
+        state = outside.state_dict()
+        outside.load_state_dict(state)
+    with psgc.DiLoCo(own, inner, every=2) as outside, pytest.raises(UsageError, match='outer steps on servers; make it with on="servers"'):
+        outside.load_state_dict(state)
 
 
 def test_a_process_that_is_alone_takes_outer_steps_on_its_own_progress(alone: None) -> None:

@@ -19,6 +19,7 @@ from psgc.errors import DeviceError, PsgcError, UsageError
 from psgc.layout import ITEM_BYTES, Bucket, Layout
 from psgc.layout.building import UNCOMPRESSED, members_of
 from psgc.layout.contributions import keys_of
+from psgc.layout.update_rule import UpdateRule
 from psgc.program.compile import compile_option, renumbered
 from psgc.program.groups import Group
 from psgc.program.ranks import Ranks
@@ -142,6 +143,8 @@ def over_servers(layout: Layout, bucket: Bucket, servers: Servers, rank: int) ->
     kept_there = [part for part, round_ in rounds if round_.pair.pull.feedback and round_.numel == part.numel]
     places = [place for part in parts for place in part.places]
     goes_back = any(part.goes_back for part in parts)
+    if layout.kind == "weights":  # servers keep no residual of these, but may keep a momentum
+        kept_there = list(bucket.parts) if bucket.dtype == "float32" and UpdateRule.parse(layout.rule).keeps_momentum else []
     there = kept_there if layout.kind != "broadcast" else []
     kept = Kept(layout, bucket, places, True, there, f"worker {bucket.index}", goes_back)
     name = layout.tensors[bucket.tensors[0]].name if layout.kind == "plan" else ""

@@ -4,13 +4,14 @@
     DiLoCo            the mean is the outer optimizer's gradient (Douillard et al. 2023, arXiv 2311.08105): outer="nesterov"
     Streaming DiLoCo  fragments in turn, which travel while training goes on (Douillard et al. 2025, arXiv 2501.18512): fragments, delay, mix
 
-Owns the schedule, counted by the inner optimizer's steps; ``fragment.py`` has the exchange. What travels may be compressed by any codec that gradients may.
+Owns the schedule, counted by the inner optimizer's steps; ``fragment.py`` has the exchange with the outer step on every rank, ``held_fragment.py`` that with
+the outer step on servers. What travels may be compressed by any codec that gradients may; to servers that hold the outer parameters, by those of one round.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -19,11 +20,14 @@ from psgc.layout.update_rule import UpdateRule
 from psgc.torch.gradients.front_end import FrontEnd
 from psgc.torch.plans.choice import Choice, Given, chosen
 from psgc.torch.rarely.fragment import Fragment, Outer, divided
+from psgc.torch.rarely.held_fragment import HeldFragment
 from psgc.torch.rarely.schedule import Schedule
 from psgc.torch.session import api
 from psgc.torch.state import saved
 from psgc.torch.tensors.broadcast import broadcast_parameters
+from psgc.torch.tensors.held import one_way
 from psgc.torch.tensors.sent import FilledBucket
+from psgc.worker.session import Session
 
 
 class DiLoCo:
@@ -45,28 +49,48 @@ class DiLoCo:
     delay:     steps that a fragment travels while training goes on, before its mean is taken.
     mix:       what of its own parameters, with the steps taken since, a rank keeps when it takes the outer ones: from 0 (nothing) to below 1.
     codec:     codec text for what is exchanged, both ways, with error feedback where the codec has it; None: PSGC_CODEC, else uncompressed.
+    on:        "workers": every rank has the outer parameters and takes their step. "servers": servers have them and take it, which spares each rank the
+               momentum and a buffer; the parameters come back uncompressed, so that codec is of what is pushed.
     Raises UsageError for numbers that do not fit, CodecError.
     """
 
     def __init__(
         self, model: torch.nn.Module, inner: torch.optim.Optimizer, *, every: int, outer: str | Outer = "nesterov:lr=0.7,momentum=0.9",
         fragments: int | Sequence[torch.nn.Module] = 1, delay: int = 0, mix: float = 0.0, codec: Given = None,
+        on: Literal["workers", "servers"] = "workers",
     ) -> None:  # fmt: skip
         named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
         parts = _parts(model, named, fragments)
         self._schedule, self._mix = Schedule(every, len(parts), delay), mix
         if not 0 <= mix < 1:
             raise UsageError(f"DiLoCo: mix={mix!r}: expected the share of its own parameters that a rank keeps, from 0 to below 1")
-        make = _outer(outer) if isinstance(outer, str) else outer
+        if on not in ("workers", "servers"):
+            raise UsageError(f"DiLoCo: on={on!r}: expected workers or servers, whoever is to take the outer step")
+        rule = _rule(outer) if isinstance(outer, str) else None
+        if on == "servers" and rule is None:
+            raise UsageError(
+                'DiLoCo: servers take average and nesterov as outer step; give a function that makes an optimizer with on="workers"'
+            )
         api.init()
         session = api.current_session()
         choice = _codec_of(chosen(session, codec, "DiLoCo"))
         number = api.next_number(session, "diloco")
-        broadcast_parameters(model.state_dict(), prefix=f"diloco{number}.")
-        self._fragments = [
-            Fragment(session, f"diloco{number}.{place}", number + place, choice, part, make) for place, part in enumerate(parts)
-        ]
-        self._front = _Front(self._fragments)
+        name, self._front = f"diloco{number}", None
+        self._fragments: Sequence[Fragment | HeldFragment]
+        if on == "servers":
+            _check_servers(session, choice)
+            assert rule is not None
+            held = {name for part in parts for name in part}  # the servers give everyone rank 0's of these
+            broadcast_parameters({key: value for key, value in model.state_dict().items() if key not in held}, prefix=f"{name}.")
+            self._fragments = [
+                HeldFragment(session, f"{name}.{place}", choice.codec, part, rule.canonical) for place, part in enumerate(parts)
+            ]
+        else:
+            make = outer if rule is None else _optimizer_of(rule)
+            assert not isinstance(make, str)
+            broadcast_parameters(model.state_dict(), prefix=f"{name}.")
+            fragments_here = [Fragment(session, f"{name}.{place}", number + place, choice, part, make) for place, part in enumerate(parts)]
+            self._fragments, self._front = fragments_here, _Front(fragments_here)
         self.inner, self.steps = inner, 0
         self._last = 0  # the step after which all ranks were last alike
         self._hook = inner.register_step_post_hook(self._stepped)
@@ -115,7 +139,7 @@ class DiLoCo:
         self._refuse_under_way("state_dict")
         return {
             "steps": self.steps, "last": self._last, "fragments": [fragment.state() for fragment in self._fragments],
-            "residuals": self._front.state(),
+            "residuals": None if self._front is None else self._front.state(),
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -126,12 +150,16 @@ class DiLoCo:
             raise UsageError(
                 f"DiLoCo: the state is of {len(state['fragments'])} fragments, and this has {len(self._fragments)}; make it with as many"
             )
+        if (state["residuals"] is None) != (self._front is None):
+            there = "servers" if state["residuals"] is None else "workers"
+            raise UsageError(f'DiLoCo: the state is of outer steps on {there}; make it with on="{there}"')
         for fragment, of in zip(self._fragments, state["fragments"], strict=True):
             if list(of["outer"]) != fragment.names:
                 raise UsageError("DiLoCo: the state's fragments have other parameters; is it another model's, or another list of modules?")
             fragment.go_on(of)
         self.steps, self._last = state["steps"], state["last"]
-        self._front.go_on(state["residuals"])
+        if self._front is not None:
+            self._front.go_on(state["residuals"])
 
     def _refuse_under_way(self, call: str) -> None:
         if any(fragment.under_way for fragment in self._fragments):
@@ -169,18 +197,25 @@ class _Front(FrontEnd[FilledBucket]):
         raise UsageError("suspend(): DiLoCo cannot go on in a job of another size; save its state, and start a new job")
 
 
-def local_sgd(model: torch.nn.Module, inner: torch.optim.Optimizer, *, every: int, codec: Given = None) -> DiLoCo:
+def local_sgd(
+    model: torch.nn.Module, inner: torch.optim.Optimizer, *, every: int, codec: Given = None, on: Literal["workers", "servers"] = "workers"
+) -> DiLoCo:
     """LocalSGD: every rank trains by itself, and goes on from the mean of all after every ``every``-th step. See ``DiLoCo``."""
-    return DiLoCo(model, inner, every=every, outer="average", codec=codec)
+    return DiLoCo(model, inner, every=every, outer="average", codec=codec, on=on)
 
 
-def _outer(text: str) -> Outer:
+def _rule(text: str) -> UpdateRule:
     """Raises UsageError for a rule that is no outer step."""
     rule = UpdateRule.parse(text)
     if rule.name == "add" or not rule.in_rounds:
         raise UsageError(
             f"DiLoCo: outer={text!r}: expected average, or nesterov with lr and momentum, or a function that makes an optimizer"
         )
+    return rule
+
+
+def _optimizer_of(rule: UpdateRule) -> Outer:
+    """torch's own, which takes the same step."""
     if rule.name == "average":
         return lambda tensors: torch.optim.SGD(tensors, lr=1.0)
     return lambda tensors: torch.optim.SGD(tensors, lr=rule.lr, momentum=rule.momentum, nesterov=rule.momentum > 0)
@@ -207,6 +242,15 @@ def _parts(
         parts.append(part)
         left = {name: parameter for name, parameter in left.items() if name not in part}
     return [*parts, left] if left else parts
+
+
+def _check_servers(session: Session, choice: Choice) -> None:
+    """Raises UsageError where servers cannot hold the outer parameters; CodecError for a codec by which progress cannot be pushed to them."""
+    if not session.config.solo and not session.config.servers:
+        raise UsageError('DiLoCo: on="servers", but this job has none: start some (psgc run --servers 1, DMLC_NUM_SERVER), or leave it out')
+    if choice.rule is not None:
+        raise UsageError('DiLoCo: on="servers" takes one codec for all parameters; name it, or use on="workers"')
+    one_way(choice.codec)
 
 
 def _codec_of(choice: Choice) -> Choice:

@@ -138,7 +138,8 @@ class HeldTensors(api.Member):
         with torch.no_grad():
             for key, tensor in tensors.items():
                 self.values[key].copy_(tensor)
-        self._exchange(pull=session.rank > 0)
+        self._leave(pull=session.rank > 0)
+        self.take()
 
     @property
     def session(self) -> Session:
@@ -146,36 +147,45 @@ class HeldTensors(api.Member):
 
     def push_pull(self, changes: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Push a change of each tensor (of those that are left out, zeros), and wait for the values with it. Returns ``values``."""
+        self.push(changes)
+        return self.take()
+
+    def push(self, changes: Mapping[str, torch.Tensor]) -> None:
+        """As ``push_pull``, but without the wait: until ``take`` has returned, ``values`` is psgc's to write to."""
         unknown = [key for key in changes if key not in self.values]
         if unknown:
             raise UsageError(f"HeldTensors: no tensor is named {unknown[0]!r}; there are {', '.join(self.values)}")
         with torch.no_grad():
             if self._layout is None:
                 self._apply_here(changes)
-                return self.values
+                return
             for key, value in self.values.items():
                 if key in changes:
                     value.copy_(changes[key])
                 else:
                     value.zero_()
-        self._exchange(pull=False)
+        self._leave(pull=False)
+
+    def take(self) -> dict[str, torch.Tensor]:
+        """Wait for the values that answer the last ``push``. Returns ``values``. Raises JobFailed."""
+        self._session.wait([bucket.ticket for bucket in self.buckets if bucket.ticket is not None])
         return self.values
 
     def pull(self) -> dict[str, torch.Tensor]:
         """Wait for the values as they are now. Counts neither as a push nor in a round."""
-        self._exchange(pull=True)
-        return self.values
+        self._leave(pull=True)
+        return self.take()
 
     def remembered(self) -> LayoutMemory:
-        """What this rank's codecs keep of the changes, between two pushes."""
+        """What this rank's codecs keep of the changes, between two pushes, and the momentum that servers keep of ``nesterov`` in rounds, of the tensors
+        that this rank answers for."""
         return LayoutMemory() if self._layout is None else self._session.remembered(self._layout, dropped=False)
 
-    def _exchange(self, pull: bool) -> None:
-        """Push what ``values`` holds, which must be changes now, or only ask for the values; wait until it holds the servers' values. Raises JobFailed."""
+    def _leave(self, pull: bool) -> None:
+        """Push what ``values`` holds, which must be changes now, or only ask for the values."""
         for bucket in self.buckets:
             bucket.pulls = pull
             bucket.send(self._session)
-        self._session.wait([bucket.ticket for bucket in self.buckets if bucket.ticket is not None])
 
     def _apply_here(self, changes: Mapping[str, torch.Tensor]) -> None:
         """In a job of one process, which has no servers."""

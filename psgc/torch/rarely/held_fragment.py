@@ -1,0 +1,90 @@
+"""A part of a model whose outer step servers take: they hold its outer parameters and their momentum, and give back what follows from all ranks' progress.
+
+A rank keeps one copy beside its own parameters: the outer ones as it was last given them, from which its progress is measured, and in whose memory it
+travels. ``fragment.py`` has the same with the outer step on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from psgc.errors import UsageError
+from psgc.torch.state import saved
+from psgc.torch.state.residuals import Kept, check_sizes
+from psgc.torch.tensors.declaring import spec_of
+from psgc.torch.tensors.held import HeldTensors, held_dtype
+from psgc.worker.residuals.residual import LayoutMemory
+from psgc.worker.session import Session
+
+
+class _Moved(Mapping[str, torch.Tensor]):
+    """How far each parameter has come from the outer one, computed when it is asked for: only one tensor's progress takes memory at a time."""
+
+    def __init__(self, parameters: Mapping[str, torch.Tensor], outer: Mapping[str, torch.Tensor]) -> None:
+        self._parameters, self._outer = parameters, outer
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        outer = self._outer[name]
+        return torch.sub(self._parameters[name].detach().to(outer.device, outer.dtype), outer)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._outer)
+
+    def __len__(self) -> int:
+        return len(self._outer)
+
+
+class HeldFragment:
+    """parameters: by name, of this rank; those of rank 0 are everyone's once it is made. rule: an outer step in rounds. codec: of what is pushed."""
+
+    def __init__(self, session: Session, name: str, codec: str, parameters: Mapping[str, torch.Tensor], rule: str) -> None:
+        self._session, self._name, self._codec, self._rule = session, name, codec, rule
+        self.names, self._parameters = list(parameters), dict(parameters)
+        self._loaded = 0  # how often a state was
+        self._held = HeldTensors(
+            {key: tensor.detach().to(held_dtype(tensor, key)) for key, tensor in parameters.items()}, name, rule, codec
+        )
+        self.under_way = False
+        self._follow(0.0)
+
+    def leave(self) -> None:
+        """Send how far the parameters have come."""
+        self._held.push(_Moved(self._parameters, self._held.values))
+        self.under_way = True
+
+    def take(self, mix: float) -> None:
+        """Wait for the outer parameters, and go on from them, with ``mix`` times what this rank has beyond them."""
+        self._held.take()
+        self._follow(mix)
+        self.under_way = False
+
+    def state(self) -> dict[str, Any]:
+        """The outer parameters by name; what this rank's codec keeps, and of the servers' momentum what this rank answers for. Raises UsageError for momentum
+        that cannot be saved."""
+        wide = [name for name, tensor in self._held.values.items() if tensor.dtype == torch.float64]
+        if wide and self._held.rule.keeps_momentum:
+            raise UsageError(f'DiLoCo: {wide[0]!r} is float64, whose momentum on servers cannot be saved; make it with on="workers"')
+        memory = self._held.remembered()
+        return {
+            "outer": {name: tensor.detach().clone() for name, tensor in self._held.values.items()},
+            "held": saved.state_of(self._session, {saved.CHANGES: Kept(memory.tensors, memory.servers)}) | {"steps": memory.steps},
+        }
+
+    def go_on(self, state: Mapping[str, Any]) -> None:
+        """From ``state()``. The servers hold new tensors from now on, and keep the memory of the former ones until the job ends."""
+        checked = saved.check_states(state["held"], self._session.rank, self._session.size)
+        kept = saved.share_of(checked, saved.CHANGES, self._session.rank, self._session.size)
+        check_sizes((spec_of(tensor, name, name) for name, tensor in self._held.values.items()), kept)
+        self._loaded += 1
+        steps = max(int(state["held"]["steps"]) - 1, 0)  # the initial values travel once more
+        memory = LayoutMemory(dict(kept.tensors), dict(kept.servers), steps=steps)
+        self._held = HeldTensors(state["outer"], f"{self._name}.loaded{self._loaded}", self._rule, self._codec, memory=memory)
+
+    @torch.no_grad()
+    def _follow(self, mix: float) -> None:
+        for name, parameter in self._parameters.items():
+            now = self._held.values[name].to(parameter.device, parameter.dtype)
+            parameter.copy_(torch.lerp(now, parameter, mix) if mix else now)
