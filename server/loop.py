@@ -374,7 +374,7 @@ class Server:
             encrypt = self.config.encrypt and not transport.local
             return ServerProof(transport.label, topology.rank, topology.epoch, topology.size, keys.__getitem__, nonce, encrypt=encrypt)
 
-        self._gate = Gate(self._listeners, proof)
+        self._gate = Gate(self._listeners, proof, workers=topology.size)
 
     def _prepare(self, layout: Layout) -> None:
         """Load the layout's kernels in a pool thread, then add the layout. Compiling them may take seconds, in which heartbeats must go on."""

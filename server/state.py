@@ -166,6 +166,8 @@ class ServerState:
         faults = []
         for key in sorted(self.active):
             entry = self.keys[key]
+            if now - entry.since < self.silence_s and not self.departed:
+                continue  # with thousands of keys and ranks, asking each whom it awaits takes seconds
             missing = entry.state.awaited()
             age = now - self._stalled_since(entry, missing)
             gone = self.departed.intersection(missing)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from psgc.errors import RemoteProtocolError, raised_alone
@@ -152,6 +153,7 @@ class KeyState:
     result: Result | None = None
     queued: int = 0  # bits: ranks on whose present connection ``result`` has been queued
     next_block: int = 0
+    poisoned: bool = False  # a contribution of this step is not finite
     fresh: bool = True  # the accumulator is still empty
     folding: bool = False
     last_slot: int = NO_SLOT  # the newest result with a payload, and with it the newest residual
@@ -181,6 +183,7 @@ class KeyState:
             return [self._ack(rank, header.step)]
         contribution = self._checked(rank, header, payload)
         self.contributions[rank] = contribution
+        self.poisoned |= contribution.nonfinite
         if header.flags & Flag.WANT_RESULT:
             self.wants.add(rank)
         actions = self._advance()
@@ -305,7 +308,7 @@ class KeyState:
                 ErrorCode.WRONG_CODEC,
             )
         previous_skipped, raised = bool(header.flags & Flag.PREVIOUS_SKIPPED), bool(header.flags & Flag.RAISED)
-        for other, seen in self.contributions.items():
+        for other, seen in islice(self.contributions.items(), 1):  # those that are here agree with it
             if (seen.previous_skipped, seen.rescale) != (previous_skipped, header.rescale):
                 if previous_skipped != seen.previous_skipped and (raised or seen.raised):
                     text = raised_alone(rank if raised else other, f"step {self.step - 1} of {self.spec.describe()}")
@@ -328,7 +331,7 @@ class KeyState:
             payloads = tuple(c.payload for rank in ranks if (c := self.contributions[rank]).payload is not None)
             if self.next_block == blocks - 1:
                 return self._complete(payloads)
-            if payloads and not self._poisoned():
+            if payloads and not self.poisoned:
                 self.folding = True
                 return [Fold(self.spec.key, self.step, payloads, self.fresh, last=False)]
             self.next_block += 1
@@ -340,7 +343,7 @@ class KeyState:
         contributors = self._contributors()
         if contributors == 0:
             return self._commit(Result(self.step, Flag.SKIPPED, 0))
-        if self._poisoned():
+        if self.poisoned:
             return self._commit(Result(self.step, Flag.NONFINITE, contributors))
         self.folding = True
         add_back = self.last_slot if self.add_back else NO_SLOT
@@ -362,12 +365,9 @@ class KeyState:
         self.result, self.queued = result, 0
         self.step += 1
         self.contributions.clear()
-        self.next_block, self.fresh = 0, True
+        self.next_block, self.fresh, self.poisoned = 0, True, False
         wants, self.wants = sorted(self.wants), set()
         return [Commit(self.spec.key, result, residual, self.add_back, self.rescale), *(self._answer(rank) for rank in wants)]
-
-    def _poisoned(self) -> bool:
-        return any(c.nonfinite for c in self.contributions.values())
 
     def _contributors(self) -> int:
         return sum(not c.skipped for c in self.contributions.values())

@@ -10,7 +10,7 @@ import re
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from mkdocs.structure.files import File
+from mkdocs.structure.files import File, InclusionLevel
 
 ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"(\]\()(?!https?:|mailto:|#)([^)#\s]+)(#[^)]*)?\)")
@@ -31,7 +31,7 @@ def on_files(files: Any, config: Any) -> Any:
             name = page_of(path)
             if files.get_file_from_path(name) is None:
                 content = content_of(path)
-                files.append(File.generated(config, name, content=content))
+                files.append(File.generated(config, name, content=content, inclusion=InclusionLevel.NOT_IN_NAV))
                 waiting.append((name, content))
     return files
 

@@ -34,9 +34,8 @@ class Agreements:
         kind, worker = Kind(header.kind), member.register.role == "worker"
         if kind is Kind.BARRIER and worker:
             ranks = set(self.barriers.arrive(member.rank, header.step, now, header.plan))
-            return [
-                self._post.send(m.peer, Kind.BARRIER, plan=header.plan, step=header.step) for m in self._roster.workers() if m.rank in ranks
-            ]
+            passing = [m for m in self._roster.workers() if m.rank in ranks] if ranks else []
+            return [self._post.send(m.peer, Kind.BARRIER, plan=header.plan, step=header.step) for m in passing]
         if kind is Kind.DECLARE and worker:
             return self._declare(member, header, decode_body(Declare, body), now)
         if kind is Kind.DECLARATION and worker:

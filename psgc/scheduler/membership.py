@@ -375,7 +375,7 @@ class Membership:
         if self.unbegun:
             self.began, self._named = now, Reminder(now)
         waited = now - self.began
-        missing, here = ", ".join(self.roster.missing()), self._here()
+        missing, here = self.roster.missing(), self._here()
         text = f"waiting for {missing} to register, for {waited:.0f} s so far; here: {here}"
         if waited > self.register_timeout_s:
             return self.abort(

@@ -14,6 +14,7 @@ from psgc.wire.messages import Register, ServerAddress, Topology, encode_body, p
 from psgc.wire.reports import Report
 
 OF_AN_OLD_CONNECTION: Final = b"\0"  # names that ZeroMQ itself draws begin so; a member's superseded connection gets such a name, too
+NAMED: Final = 8  # members in one line
 OF_RECEIVER: Final = ("rank", "key", "layouts")  # fields of a Topology that differ from member to member
 
 
@@ -53,6 +54,7 @@ class Roster:
         self._server_members: list[Member] = []
         self._names: dict[bytes, Member] = {}
         self._registered: dict[Register, Member] = {}
+        self._processes: dict[tuple[str, int, int], list[Member]] = {}
         self._present: dict[int, dict[int, Member]] = {}  # workers by node and local rank
         self.ranks = Ranks((1,))  # the workers of each node, once they are numbered
         self._topology = b""  # encoded, without the receiver's own fields
@@ -92,6 +94,8 @@ class Roster:
     def replace(self, member: Member, peer: bytes, register: Register, now: float) -> None:
         """Another process has taken the place of the member's, of which nothing that may still come is heeded."""
         del self._registered[member.register]
+        self._processes[_process(member.register)].remove(member)
+        self._processes.setdefault(_process(register), []).append(member)
         self._names = {name: other for name, other in self._names.items() if other is not member}
         member.peer, member.register, member.last_seen = peer, register, now
         member.named = member.gone = member.report = None
@@ -100,15 +104,15 @@ class Roster:
     def has_left(self, register: Register, over: bool) -> bool:
         """Whether the process that registers was a member, has left, and begins another session. over: all workers have left, so that a server has ended its
         session if it begins another, though its BYE, on the connection before, may come later."""
-        process = register.host, register.pid, register.pid_started
-        return register not in self._registered and any(
-            (member.left or over) and (r.host, r.pid, r.pid_started) == process for member in self._members for r in (member.register,)
-        )
+        if register in self._registered:
+            return False
+        return any(member.left or over for member in self._processes.get(_process(register), ()))
 
     def add(self, member: Member) -> None:
         register = member.register
         self._members.append(member)
         self._names[member.peer] = self._registered[register] = member
+        self._processes.setdefault(_process(register), []).append(member)
         if register.role == "worker":
             self._workers.append(member)
             self._present.setdefault(register.node, {})[register.local_rank] = member
@@ -124,10 +128,10 @@ class Roster:
             return f"{new.label} has DMLC_NUM_WORKER={r.nodes}, the scheduler has {self.nodes}; set the same number of nodes everywhere"
         if r.servers != self.servers:
             return f"{new.label} has DMLC_NUM_SERVER={r.servers}, the scheduler has {self.servers}; set the same number everywhere"
-        for other in self:
-            if r.encrypt != other.register.encrypt:
-                one, none = (new, other) if r.encrypt else (other, new)
-                return f"{one.label} has PSGC_ENCRYPT=1, {none.label} has not; set it alike everywhere"
+        first = next(iter(self), None)  # the others agree with it
+        if first is not None and r.encrypt != first.register.encrypt:
+            one, none = (new, first) if r.encrypt else (first, new)
+            return f"{one.label} has PSGC_ENCRYPT=1, {none.label} has not; set it alike everywhere"
         return self._server_conflict(new) if r.role == "server" else self._worker_conflict(new)
 
     def _worker_conflict(self, new: Member) -> str | None:
@@ -136,11 +140,12 @@ class Roster:
             return f"{new.label}: DMLC_WORKER_ID={r.node}, but DMLC_NUM_WORKER={self.nodes}: nodes are numbered 0 to {self.nodes - 1}"
         if not 0 <= r.local_rank < r.local_size:
             return f"{new.label}: BYTEPS_LOCAL_RANK={r.local_rank}, but BYTEPS_LOCAL_SIZE={r.local_size}: local ranks start at 0"
-        for peer in (member for member in self if member.register.role == "worker" and member.register.planned != r.planned):
-            one, none = (new, peer) if r.planned else (peer, new)
+        first = next(iter(self._workers), new)
+        if first.register.planned != r.planned:
+            one, none = (new, first) if r.planned else (first, new)
             return f"{one.label} has PSGC_PLAN, {none.label} has not; set it everywhere, though only rank 0's machine needs the file"
-        for peer in (member for member in self if member.register.role == "worker" and member.register.asynchronous != r.asynchronous):
-            one, none = (new, peer) if r.asynchronous else (peer, new)
+        if first.register.asynchronous != r.asynchronous:
+            one, none = (new, first) if r.asynchronous else (first, new)
             return f"{one.label} has PSGC_ASYNC=1 (BYTEPS_ENABLE_ASYNC), {none.label} has not; set it for every worker, or for none"
         present = self._present.get(r.node, {})
         other = next(iter(present.values()), None)
@@ -179,9 +184,18 @@ class Roster:
             return False
         return len(self._workers) == sum(next(iter(node.values())).register.local_size for node in self._present.values())
 
-    def missing(self) -> list[str]:
-        """The members that have not registered yet, as text."""
+    def missing(self) -> str:
+        """The members that have not registered yet. Of many, the first few are named: every member is told, again and again."""
+        missing = self._missing()
+        more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
+        return ", ".join(missing[:NAMED]) + more
+
+    def _missing(self) -> list[str]:
+        """Servers come first, because everyone waits for them."""
         missing = []
+        servers = self.servers - len(self.server_members())
+        if servers:
+            missing.append(f"{servers} of {self.servers} server(s)")
         for node in range(self.nodes):
             present = self._present.get(node)
             if present is None:
@@ -189,9 +203,6 @@ class Roster:
             else:
                 size = next(iter(present.values())).register.local_size
                 missing += [f"local rank {i} of node {node}" for i in range(size) if i not in present]
-        servers = self.servers - len(self.server_members())
-        if servers:
-            missing.append(f"{servers} of {self.servers} server(s)")
         return missing
 
     def number(self, epoch: int) -> int:
@@ -237,6 +248,10 @@ def _inside(register: Register) -> str:
     """The reduction roots and the switch size that a worker announces for its node."""
     roots = ",".join(map(str, register.roots)) or "unset"
     return f"BYTEPS_REDUCE_ROOTS {roots} and BYTEPS_PCIE_SWITCH_SIZE {register.switch or 'unset'}"
+
+
+def _process(register: Register) -> tuple[str, int, int]:
+    return register.host, register.pid, register.pid_started
 
 
 def _network(member: Member) -> str:

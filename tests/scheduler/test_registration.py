@@ -172,6 +172,16 @@ def test_who_is_missing_is_named_and_named_again_and_the_waiting_are_told() -> N
         assert job.tick(1) == []
 
 
+def test_of_a_thousand_missing_members_the_first_are_named_and_the_others_counted() -> None:
+    job = Job(nodes=1024, servers=2)
+    job.join("w0", register(node=3))
+    job.hear_everyone()
+    text = logged(job.tick(SILENCE_S))
+    assert "2 of 2 server(s), node 0 (DMLC_WORKER_ID=0), node 1" in text
+    assert "and 1016 more to register" in text
+    assert len(text) < 500
+
+
 def test_who_is_missing_under_a_launcher_that_has_started_everyone_is_named_only_after_a_minute() -> None:
     job = Job(nodes=1, launched=True)
     job.join("s0", register("server"))

@@ -29,14 +29,15 @@ WAIT_S = 60.0
 class Door:
     """A gate with its listeners, time that the test makes, and who has come in."""
 
-    def __init__(self) -> None:
+    def __init__(self, workers: int = 0) -> None:
         self.now = 1000.0
         nonces = (b"%032d" % number for number in itertools.count())
         self.tcp = TcpListener("127.0.0.1", 0, dead_s=30)
         self.local = LocalListener(f"psgc-test/{id(self)}")
         self.gate = Gate(
-            [self.tcp, self.local], lambda transport: ServerProof(transport.label, 0, 1, 4, self.key, next(nonces)), lambda: self.now
-        )
+            [self.tcp, self.local], lambda transport: ServerProof(transport.label, 0, 1, 4, self.key, next(nonces)), lambda: self.now,
+            workers=workers,
+        )  # fmt: skip
         self.let_in: list[Link] = []
         self.strangers: list[socket.socket] = []
         self.watch = Watch()
@@ -73,14 +74,17 @@ class Door:
         self.serve()
         return proved and len(self.let_in) == before + 1
 
+    def close(self) -> None:
+        self.gate.close()
+        for each in (*self.let_in, *self.strangers):
+            each.close()
+
 
 @pytest.fixture
 def door() -> Iterator[Door]:
     made = Door()
     yield made
-    made.gate.close()
-    for each in (*made.let_in, *made.strangers):
-        each.close()
+    made.close()
 
 
 def lines(caplog: Any) -> list[str]:
@@ -157,6 +161,18 @@ def test_a_crowd_of_strangers_holds_few_places_fills_no_log_and_keeps_no_member_
     assert len(told) == 3, told
     assert any(f"{MOST + AT_ONCE} more were refused (crowd)" in line for line in told)
     link.close()
+
+
+def test_all_workers_of_a_job_may_come_at_the_same_moment(caplog: Any) -> None:
+    """They are strangers until they have proved themselves, and their number is known."""
+    door = Door(workers=MOST // 2)
+    for _ in range(MOST + MOST // 2):
+        door.stranger()
+    door.serve()
+    waiting = len(door.gate)
+    door.close()
+    assert waiting == MOST + MOST // 2
+    assert lines(caplog) == []
 
 
 def test_of_a_crowd_anybody_goes_and_not_who_has_waited_longest(door: Door) -> None:

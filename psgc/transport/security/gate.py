@@ -19,17 +19,19 @@ from psgc.transport.security.handshake import PATIENCE_S, Refused, ServerProof
 from psgc.transport.security.refusals import Refusals
 
 logger = logging.getLogger(__name__)
-MOST: Final = 256  # connections that have not proved their identity; beyond that, one of the source that has the most is closed
+MOST: Final = 256  # strangers' connections that have not proved their identity, beside one of each worker; beyond, one of the source that has most is closed
 AT_ONCE: Final = 64  # connections accepted at once, before the handshakes of others go on
 TURN_S: Final = 0.02  # time for handshakes in one turn of the server's loop
 
 
 class Gate:
-    """See the module's text. proof: makes the server's side of a handshake, for a transport."""
+    """See the module's text. proof: makes the server's side of a handshake, for a transport. workers: of the job, which may all come at the same moment."""
 
     def __init__(
-        self, listeners: Sequence[Listener], proof: Callable[[Transport], ServerProof], clock: Callable[[], float] = time.monotonic
-    ) -> None:
+        self, listeners: Sequence[Listener], proof: Callable[[Transport], ServerProof], clock: Callable[[], float] = time.monotonic,
+        workers: int = 0,
+    ) -> None:  # fmt: skip
+        self._most = MOST + workers
         self._listeners = {listener.fileno(): listener for listener in listeners}
         self._proof, self._clock = proof, clock
         self._waiting: dict[int, tuple[Link, float]] = {}  # oldest first
@@ -92,8 +94,10 @@ class Gate:
                 self._note("no room", f"payload connections cannot be accepted for now: {error.strerror}; see `ulimit -n`")
                 self._shut()
                 break
-            if len(self._waiting) >= MOST:
-                self._refuse(self._one_of_the_crowd(), "crowd", f"{MOST} others waited, and most of them came from where it came from")
+            if len(self._waiting) >= self._most:
+                self._refuse(
+                    self._one_of_the_crowd(), "crowd", f"{self._most} others waited, and most of them came from where it came from"
+                )
             self._waiting[link.fileno()] = link, self._clock()
             self._epoll.register(link.fileno(), select.EPOLLIN)
             proved += self._prove(link)
