@@ -290,7 +290,7 @@ def scheduler() -> int:
             sends = [action for action in actions if isinstance(action, Send)]
             count["sent"] += len(sends)
             count["sent_bytes"] += sum(len(action.body) for action in sends)
-            if self.barriers is not None:
+            if any(action.header.kind == Kind.TOPOLOGY for action in sends):
                 mark("admitted")
             if any(action.header.kind == Kind.LAYOUT for action in sends):
                 mark("laid_out")

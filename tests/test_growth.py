@@ -47,7 +47,7 @@ def registrations(size: int) -> float:
             job.join(f"w{node}", register(node=node))
 
     lines = lines_of(work)
-    assert job.membership.barriers is not None
+    assert job.membership.roster.complete
     return lines / size
 
 
