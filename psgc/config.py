@@ -85,6 +85,8 @@ class Config:
     force_distributed: bool = False
     job: int = 0
     token: str = field(default="", repr=False)
+    syncer: str = ""
+    learner: str = ""
     encrypt: bool = False
     codec: str = "none"
     codec_given: str = ""  # PSGC_CODEC as it was set; "" where it was not

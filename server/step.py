@@ -87,6 +87,7 @@ class Fold(NamedTuple):
 
     add_back: the residual also gets the result that buffer ``add_back`` holds (the trainer skipped that step).
     rescale: multiplies the residual (and what was added back) first.
+    staleness: of weights, how many updates the delta's base lacks.
     """
 
     key: int
@@ -97,6 +98,7 @@ class Fold(NamedTuple):
     slot: int = NO_SLOT
     add_back: int = NO_SLOT
     rescale: float = 1.0
+    staleness: int = 0
 
 
 class Commit(NamedTuple):

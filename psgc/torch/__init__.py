@@ -9,6 +9,7 @@ from psgc.torch.optimizers.cross_barrier import CrossBarrier
 from psgc.torch.optimizers.distributed import DistributedOptimizer
 from psgc.torch.optimizers.onebit_adam import OneBitAdam
 from psgc.torch.optimizers.zero_one_adam import ZeroOneAdam
+from psgc.torch.rarely.decoupled import Decoupled
 from psgc.torch.rarely.diloco import DiLoCo, local_sgd
 from psgc.torch.session.api import (
     barrier,
@@ -46,6 +47,7 @@ from psgc.torch.tensors.sync_batch_norm import SyncBatchNorm
 __all__ = [
     "Compression",
     "CrossBarrier",
+    "Decoupled",
     "DiLoCo",
     "DistributedDataParallel",
     "DistributedOptimizer",

@@ -27,12 +27,14 @@ from psgc.wire.messages import RESIDUAL_NUMEL, ErrorCode
 @dataclass(slots=True)
 class _Rank:
     """One rank's state. step: its last step that has arrived; answered: its last answered step; applied: whether ``step``'s delta is in the weights; slot:
-    the version that the rank may be reading; queued: whether the answer to ``answered`` has been queued on its present connection."""
+    the version that the rank may be reading; version: the last one that it was given; queued: whether the answer to ``answered`` has been queued on its present
+    connection."""
 
     step: int = 0
     answered: int = 0
     applied: bool = True
     slot: int = NO_SLOT
+    version: int = 0
     result: Result | None = None
     queued: bool = False
 
@@ -240,7 +242,8 @@ class WeightsKey:
         else:
             return []
         payloads = tuple(self._payloads.pop(rank) for rank in self._applying)
-        return [Fold(self.spec.key, self.step + 1, payloads, True, True, self._free_slot(), self.current)]
+        lacks = self.step - min(self._ranks[rank].version for rank in self._applying) if self._begun else 0
+        return [Fold(self.spec.key, self.step + 1, payloads, True, True, self._free_slot(), self.current, staleness=lacks)]
 
     def _free_slot(self) -> int:
         slot = 0
@@ -263,7 +266,7 @@ class WeightsKey:
         if self.poisoned:
             mine.result = Result(mine.step, Flag.NONFINITE, self._contributors)
         else:
-            mine.slot = self.current
+            mine.slot, mine.version = self.current, self.step
             self._readers[mine.slot] += 1
             mine.result = Result(mine.step, Flag.NONE, self._contributors, mine.slot, self._payload_bytes)
         mine.answered = mine.step

@@ -5,6 +5,7 @@ A rule reads ``old`` and writes ``new``, which are never the same memory: whoeve
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -43,4 +44,49 @@ def apply_rule(rule: UpdateRule, old: Array, total: Array, count: int, momentum:
     np.add(old, total, out=new)
 
 
-__all__ = ["apply_rule"]
+@dataclass(slots=True)
+class RuleState:
+    """What a rule keeps of one key between updates, and the update itself. dtype: the accumulator's. pushes: how many were applied.
+
+    delayed (Liu et al. 2024, with c = 0), of a delta d with weight w, d being minus the published gradient:
+        gathered += w d;  new = old + lr w d / learners
+        and with every learners-th push: m = momentum m + gathered / learners;  new += lr momentum m;  gathered = 0
+    """
+
+    rule: UpdateRule
+    numel: int
+    dtype: Any
+    pushes: int = 0
+    momentum: Array | None = None
+    gathered: Array | None = None
+    _weight: float = 1.0
+
+    def begin(self, staleness: int = 0) -> None:
+        """An update of all elements begins. staleness: how many updates the delta's base lacks."""
+        self.pushes += 1
+        self._weight = self.rule.weight(staleness)
+        if self.momentum is None and self.rule.name in ("nesterov", "delayed"):
+            self.momentum = np.zeros(self.numel, self.dtype)
+        if self.gathered is None and self.rule.name == "delayed":
+            self.gathered = np.zeros(self.numel, self.dtype)
+
+    def apply(self, lo: int, hi: int, old: Array, total: Array, count: int, new: Array) -> None:
+        """The update's elements [lo, hi); old, total, count, new: as of ``apply_rule``, for these elements."""
+        momentum = None if self.momentum is None else self.momentum[lo:hi]
+        if self.gathered is None:
+            apply_rule(self.rule, old, total, count, momentum, new)
+            return
+        assert momentum is not None
+        kind, rule, gathered = total.dtype.type, self.rule, self.gathered[lo:hi]
+        total *= kind(self._weight / rule.learners)
+        gathered += total
+        if self.pushes % rule.learners == 0:
+            momentum *= kind(rule.momentum)
+            momentum += gathered
+            gathered.fill(0)
+            total += kind(rule.momentum) * momentum
+        total *= kind(rule.lr)
+        np.add(old, total, out=new)
+
+
+__all__ = ["RuleState", "apply_rule"]

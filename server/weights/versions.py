@@ -14,7 +14,7 @@ from psgc.codecs import CodecPair
 from psgc.errors import PayloadError
 from psgc.layout.update_rule import UpdateRule
 from psgc.server.step import NO_SLOT, Fold
-from psgc.server.weights.rules import apply_rule
+from psgc.server.weights.rules import RuleState
 from psgc.transport.memory.arena import Arena
 from psgc.transport.memory.segment import Place
 
@@ -30,7 +30,7 @@ class Versions:
         self._arena = arena
         self._places: dict[int, Place] = {}
         self._populated: set[int] = set()
-        self._momentum: NDArray[Any] | None = None
+        self._state = RuleState(rule, numel, pair.push.acc_dtype)
 
     def prepare(self, slot: int) -> None:
         """Have buffer ``slot``. Called in the loop's thread, before ``update``."""
@@ -56,21 +56,21 @@ class Versions:
         for payload in fold.payloads:
             push.validate(payload, numel)
         old, new = self._values(fold.add_back), self._values(fold.slot)
-        kept = self.momentum() if self.rule.name == "nesterov" else None
+        self._state.begin(fold.staleness)
         total = np.empty(slices[0][1], push.acc_dtype)
         for lo, hi in slices:
             part = total[: hi - lo]
             for first in range(0, len(fold.payloads), MOST_AT_ONCE):
                 push.fold(fold.payloads[first : first + MOST_AT_ONCE], numel, lo, hi, part, first == 0)
-            momentum = None if kept is None else kept[lo:hi]
-            apply_rule(self.rule, old[lo:hi], part, len(fold.payloads), momentum, new[lo:hi])
+            self._state.apply(lo, hi, old[lo:hi], part, len(fold.payloads), new[lo:hi])
         return pull.payload_bound(numel)
 
     def momentum(self) -> NDArray[Any]:
         """[numel] of the accumulator's dtype: what ``nesterov`` keeps between two rounds; zeros before the first."""
-        if self._momentum is None:
-            self._momentum = np.zeros(self.numel, self.pair.push.acc_dtype)
-        return self._momentum
+        state = self._state
+        if state.momentum is None:
+            state.momentum = np.zeros(self.numel, self.pair.push.acc_dtype)
+        return state.momentum
 
     def restore(self, first: int, payload: Any) -> None:
         """Set elements of the momentum, from ``first`` on. Raises PayloadError for NaN and infinity."""

@@ -19,7 +19,7 @@ from psgc.errors import UsageError
 from psgc.layout.update_rule import UpdateRule
 from psgc.torch.gradients.front_end import FrontEnd
 from psgc.torch.plans.choice import Choice, Given, chosen
-from psgc.torch.rarely.fragment import Fragment, Outer, divided
+from psgc.torch.rarely.fragment import Fragment, Outer, parts_of
 from psgc.torch.rarely.held_fragment import HeldFragment
 from psgc.torch.rarely.schedule import Schedule
 from psgc.torch.session import api
@@ -59,8 +59,7 @@ class DiLoCo:
         fragments: int | Sequence[torch.nn.Module] = 1, delay: int = 0, mix: float = 0.0, codec: Given = None,
         on: Literal["workers", "servers"] = "workers",
     ) -> None:  # fmt: skip
-        named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-        parts = _parts(model, named, fragments)
+        parts = parts_of(model, fragments, "DiLoCo")
         self._schedule, self._mix = Schedule(every, len(parts), delay), mix
         if not 0 <= mix < 1:
             raise UsageError(f"DiLoCo: mix={mix!r}: expected the share of its own parameters that a rank keeps, from 0 to below 1")
@@ -219,29 +218,6 @@ def _optimizer_of(rule: UpdateRule) -> Outer:
     if rule.name == "average":
         return lambda tensors: torch.optim.SGD(tensors, lr=1.0)
     return lambda tensors: torch.optim.SGD(tensors, lr=rule.lr, momentum=rule.momentum, nesterov=rule.momentum > 0)
-
-
-def _parts(
-    model: torch.nn.Module, named: Sequence[tuple[str, torch.Tensor]], fragments: int | Sequence[torch.nn.Module]
-) -> list[dict[str, torch.Tensor]]:
-    """The parameters of each fragment. Raises UsageError."""
-    if not named:
-        raise UsageError("DiLoCo: the model has no parameters that require a gradient")
-    if isinstance(fragments, int):
-        if fragments > len(named):
-            raise UsageError(f"DiLoCo: {fragments} fragments of {len(named)} parameters; choose at most as many")
-        return divided(named, max(fragments, 1)) if fragments else []
-    left, parts = dict(named), []
-    for place, module in enumerate(fragments):
-        own = {id(parameter) for parameter in module.parameters()}
-        part = {name: parameter for name, parameter in left.items() if id(parameter) in own}
-        if not part:
-            raise UsageError(
-                f"DiLoCo: fragment {place}, a {type(module).__name__}, has no trained parameters of the model that are in no fragment before it"
-            )
-        parts.append(part)
-        left = {name: parameter for name, parameter in left.items() if name not in part}
-    return [*parts, left] if left else parts
 
 
 def _check_servers(session: Session, choice: Choice) -> None:

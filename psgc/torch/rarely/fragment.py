@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from psgc.errors import UsageError
 from psgc.torch.gradients.exchange import GradientExchange
 from psgc.torch.plans.choice import Choice
 from psgc.torch.tensors.declaring import spec_of
@@ -82,6 +83,29 @@ class Fragment:
         for name, tensor in zip(self.names, self.outer, strict=True):
             tensor.copy_(state["outer"][name])
         self.optimizer.load_state_dict(state["optimizer"])
+
+
+def parts_of(model: torch.nn.Module, fragments: int | Sequence[torch.nn.Module], by: str) -> list[dict[str, torch.Tensor]]:
+    """The trained parameters of each fragment. by: whose they are, for errors. Raises UsageError."""
+    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    if not named:
+        raise UsageError(f"{by}: the model has no parameters that require a gradient")
+    if isinstance(fragments, int):
+        if fragments > len(named):
+            raise UsageError(f"{by}: {fragments} fragments of {len(named)} parameters; choose at most as many")
+        return divided(named, max(fragments, 1)) if fragments else []
+    left: dict[str, torch.Tensor] = dict(named)
+    parts: list[dict[str, torch.Tensor]] = []
+    for place, module in enumerate(fragments):
+        own = {id(parameter) for parameter in module.parameters()}
+        part = {name: parameter for name, parameter in left.items() if id(parameter) in own}
+        if not part:
+            raise UsageError(
+                f"{by}: fragment {place}, a {type(module).__name__}, has no trained parameters of the model that are in no fragment before it"
+            )
+        parts.append(part)
+        left = {name: parameter for name, parameter in left.items() if name not in part}
+    return [*parts, left] if left else parts
 
 
 def divided(named: Sequence[tuple[str, torch.Tensor]], fragments: int) -> list[dict[str, torch.Tensor]]:

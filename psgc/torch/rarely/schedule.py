@@ -13,22 +13,26 @@ from psgc.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """every: steps between two exchanges of a fragment; fragments: how many; delay: steps from its leaving until its mean is taken. Raises UsageError for
-    numbers that do not fit each other."""
+    """every: steps between two exchanges of a fragment; fragments: how many; delay: steps from its leaving until its mean is taken; by: whose schedule it
+    is. Raises UsageError for numbers that do not fit each other."""
 
     every: int
     fragments: int = 1
     delay: int = 0
+    by: str = "DiLoCo"
 
     def __post_init__(self) -> None:
         if self.every < 1 or self.fragments < 1 or self.delay < 0:
             raise UsageError(
-                f"DiLoCo: every={self.every}, fragments={self.fragments}, delay={self.delay}: expected at least 1 step and 1 fragment, and a delay of 0 or more"
+                f"{self.by}: every={self.every}, fragments={self.fragments}, delay={self.delay}: expected at least 1 step and 1 fragment, "
+                f"and a delay of 0 or more"
             )
         if self.fragments > self.every:
-            raise UsageError(f"DiLoCo: {self.fragments} fragments, each exchanged every {self.every} steps: choose every >= fragments")
+            raise UsageError(f"{self.by}: {self.fragments} fragments, each exchanged every {self.every} steps: choose every >= fragments")
         if self.delay >= self.every:
-            raise UsageError(f"DiLoCo: a delay of {self.delay} steps, but a fragment leaves again after {self.every}; choose delay < every")
+            raise UsageError(
+                f"{self.by}: a delay of {self.delay} steps, but a fragment leaves again after {self.every}; choose delay < every"
+            )
 
     def leaving(self, step: int) -> int | None:
         """The fragment that leaves after the step with this number, from 1 on."""

@@ -19,7 +19,7 @@ from psgc.codecs import parse_scheme
 from psgc.codecs.scheme import PairScheme
 from psgc.errors import CodecError, UsageError
 from psgc.layout.update_rule import UpdateRule
-from psgc.server.weights.rules import apply_rule
+from psgc.server.weights.rules import RuleState
 from psgc.torch.session import api
 from psgc.torch.tensors.codec_text import given_text
 from psgc.torch.tensors.declaring import declaration, spec_of
@@ -92,7 +92,8 @@ class HeldTensors(api.Member):
 
     tensors: the initial values by name; rank 0's count. float32, float64 or integers, of any device; they are not changed.
     rule: ``add`` applies each change at once; ``average`` and ``nesterov:lr=0.7,momentum=0.9`` wait until every rank that is still in the job
-        has pushed one, and apply their mean, the latter as an outer step of SGD; ``add:staleness=3`` lets no rank be more than 3 pushes ahead of the slowest.
+        has pushed one, and apply their mean, the latter as an outer step of SGD; ``delayed:learners=4`` takes such steps of changes that come when they like
+        (``psgc/layout/update_rule.py``); ``add:staleness=3`` lets no rank be more than 3 pushes ahead of the slowest.
     compression: codec text for the changes, with error feedback where the codec has it; values come back uncompressed.
     memory: what this rank's codecs have kept of these tensors' changes in an earlier job (``remembered``), and steps, alike on all ranks.
     Every rank makes it, with the same names, shapes, rule and codec; it returns once all have, and rank 0's values are there: ``values`` has them.
@@ -118,7 +119,7 @@ class HeldTensors(api.Member):
             self.rule.check_dtype(spec.dtype)
         self.values = {key: torch.zeros(tensor.shape, dtype=tensor.dtype) for key, tensor in tensors.items()}
         self.buckets: list[HeldBucket] = []
-        self._momenta: dict[str, NDArray[Any]] = {}
+        self._states: dict[str, RuleState] = {}
         names.add(name)
         self._layout = None
         if not config.solo:
@@ -193,7 +194,9 @@ class HeldTensors(api.Member):
             values, total = self.values[key].numpy().reshape(-1), change.detach().cpu().numpy().reshape(-1)
             total = total.astype(values.dtype if values.dtype.kind == "f" else np.int64)
             new = np.empty_like(values)
-            apply_rule(self.rule, values, total, 1, self._momenta.setdefault(key, np.zeros_like(total)), new)
+            state = self._states.setdefault(key, RuleState(self.rule, values.size, total.dtype))
+            state.begin()
+            state.apply(0, values.size, values, total, 1, new)
             values[:] = new
 
     def check_leaving(self) -> None:

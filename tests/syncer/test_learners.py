@@ -1,0 +1,145 @@
+"""Learners and a syncer as processes: one that dies, one that is slow and one that comes late stop nobody, and neither does a syncer that is killed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.ports import free_port
+
+JOB = Path(__file__).parent.parent / "jobs" / "learner.py"
+
+
+class Process:
+    """With what it has said so far."""
+
+    def __init__(self, command: list[str], **env: str) -> None:
+        self.text = ""
+        everything = {key: value for key, value in os.environ.items() if not key.startswith(("PSGC_", "DMLC_", "BYTEPS_"))}
+        self.popen = subprocess.Popen(
+            [sys.executable, *command], env={**everything, "OMP_NUM_THREADS": "1", **env}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )  # fmt: skip
+
+    def until(self, words: str) -> str:
+        assert self.popen.stdout is not None
+        while not re.search(words, self.text):
+            line = self.popen.stdout.readline()
+            assert line, f"it ended before {words!r}: {self.text}"
+            self.text += line
+        return self.text
+
+    def ended(self) -> int:
+        out, _ = self.popen.communicate(timeout=280)
+        self.text += out
+        return self.popen.returncode
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        self.popen.send_signal(number)
+
+
+Start = Callable[..., Process]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    running: list[Process] = []
+
+    def begin(*command: Any, **env: str) -> Process:
+        running.append(Process([str(word) for word in command], **env))
+        return running[-1]
+
+    yield begin
+    for process in running:
+        process.popen.kill()
+        process.popen.communicate()
+
+
+def syncer(start: Start, port: int, *more: Any, **env: str) -> Process:
+    process = start("-m", "psgc.launch", "syncer", "--listen", f"127.0.0.1:{port}", *more, **env)
+    process.until("learners connect to")
+    return process
+
+
+@pytest.mark.timeout(300)
+def test_a_learner_that_dies_one_that_is_slow_and_one_that_comes_late_stop_nobody(start: Start, tmp_path: Path) -> None:
+    pytest.importorskip("cryptography", reason="PSGC_ENCRYPT=1 needs it")
+    port, tokens = free_port(), tmp_path / "tokens"
+    tokens.write_text("".join(f"{name} token-of-{name}\n" for name in ("fast", "slow", "dies", "late")))
+    held = syncer(start, port, "--learners", tokens, "--rule", "delayed:learners=3", PSGC_ENCRYPT="1")
+
+    def learner(name: str, steps: int, sleep_s: float) -> Process:
+        own = {"PSGC_SYNCER": f"127.0.0.1:{port}", "PSGC_LEARNER": name, "PSGC_TOKEN": f"token-of-{name}", "PSGC_ENCRYPT": "1"}
+        return start(JOB, steps, sleep_s, **own)
+
+    slow, dies = learner("slow", 100_000, 0.5), learner("dies", 100_000, 0.01)
+    slow.until("step 5 ")
+    dies.until("step 20 ")
+    dies.kill()
+    fast = learner("fast", 200, 0.01)
+    assert fast.ended() == 0, fast.text
+    late = learner("late", 50, 0.01)
+    assert late.ended() == 0, late.text
+    assert slow.popen.poll() is None, "the slow one trains on, and nobody has waited for it"
+    slow.kill()
+    held.kill(signal.SIGTERM)
+    assert held.ended() == 0, held.text
+    pushes = {name: int(count) for name, count in re.findall(r"(\w+): (\d+) pushes", held.text.splitlines()[-1])}
+    assert pushes.keys() == {"fast", "slow", "dies", "late"}
+    assert pushes["fast"] > 10 * max(pushes["slow"], 1) / 4 and pushes["dies"] >= 2, pushes
+    first, last = (float(word) for word in (late.text.split()[2], late.text.split("ended ")[1].split()[0]))
+    assert first < 1.5 and last < 1.5, "it began with what the others had learned"
+    assert "Traceback" not in held.text + fast.text + late.text
+
+
+@pytest.mark.timeout(300)
+def test_learners_train_on_while_the_syncer_is_dead_and_with_the_one_that_follows_it(start: Start, tmp_path: Path) -> None:
+    port, file = free_port(), tmp_path / "outer.npz"
+    held = syncer(start, port, "--save", file, "--save-every", "0.2")
+    env = {"PSGC_SYNCER": f"127.0.0.1:{port}", "PSGC_SILENCE_S": "0.2"}
+    first, second = (start(JOB, 400, 0.02, PSGC_LEARNER=name, **env) for name in ("a", "b"))
+    for each in (first, second):
+        each.until("step 40 ")
+    while not file.exists():
+        first.until(r"step \d+ [^\n]*\n\Z")
+    held.kill()
+    held.ended()
+    first.until("trains on without the syncer at")
+    again = syncer(start, port, "--save", file)
+    assert "going on from" in again.text or again.until("going on from")
+    assert first.ended() == 0 and second.ended() == 0, first.text + second.text
+    again.kill(signal.SIGTERM)
+    assert again.ended() == 0
+    pushes = dict(re.findall(r"(\w+): (\d+) pushes", again.text.splitlines()[-1]))
+    assert pushes.keys() == {"a", "b"} and all(int(count) > 5 for count in pushes.values())
+    assert "Traceback" not in first.text + second.text + again.text
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--rule", "nesterov"], "rounds and bounds make learners wait; choose delayed, or one with round=0"),
+        (["--rule", "delaid"], "did you mean delayed?"),
+        (["--listen", "nowhere"], "--listen nowhere: expected host:port, or a port"),
+        (["--listen", "0.0.0.0:0"], "give --learners a file of tokens, or set PSGC_TOKEN"),
+        (["--save-every", "0"], "expected seconds above 0"),
+    ],
+)
+def test_wrong_flags_are_told_in_a_line(
+    flags: list[str], text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from psgc.launch import cli
+
+    monkeypatch.delenv("PSGC_TOKEN", raising=False)
+    monkeypatch.setattr(sys, "argv", ["psgc", "syncer", *flags])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    told = capsys.readouterr().err.strip().splitlines()
+    assert ended.value.code in (1, 2) and text in told[-1] and len(told) == 1

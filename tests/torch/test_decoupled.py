@@ -1,0 +1,239 @@
+"""A learner and its syncer, in one process: what outer steps make of it, what comes back late, and what does not fit."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import psgc.torch as psgc
+from psgc.config import Config
+from psgc.errors import CodecError, JobFailed, NonFiniteError, PsgcError, UsageError
+from psgc.layout.update_rule import UpdateRule
+from psgc.server.syncer.loop import Settings, Syncer
+
+Start = Callable[..., tuple[Syncer, str]]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Begins a syncer in a thread of its own; its object, and where it listens."""
+    running: list[tuple[Syncer, threading.Thread]] = []
+
+    def begin(rule: str = "delayed:learners=1", port: int = 0, **more: Any) -> tuple[Syncer, str]:
+        syncer = Syncer(Config(role="server"), Settings("127.0.0.1", port, UpdateRule.parse(rule), **more))
+        thread = threading.Thread(target=syncer.run, daemon=True)
+        running.append((syncer, thread))
+        thread.start()
+        return syncer, f"127.0.0.1:{syncer.port}"
+
+    yield begin
+    for syncer, thread in running:
+        stop(syncer)
+        thread.join(100)
+
+
+def stop(syncer: Syncer) -> None:
+    syncer.mailbox.put(syncer.end, "the test")
+
+
+def model(seed: int = 3) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
+
+
+def trained(own: nn.Module, outside: Any, steps: int) -> None:
+    draw = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        outside.zero_grad()
+        own(torch.randn(4, 3, generator=draw)).square().sum().backward()
+        outside.step()
+
+
+@pytest.mark.parametrize("fragments", [1, 3])
+def test_one_learner_that_waits_does_what_diloco_does(alone: None, start: Start, fragments: int) -> None:
+    found = []
+    for kind in ("decoupled", "diloco"):
+        own = model()
+        inner = torch.optim.SGD(own.parameters(), lr=0.01)
+        settings: dict[str, Any] = {"every": 4, "fragments": fragments, "delay": 0}
+        if kind == "decoupled":
+            outside: Any = psgc.Decoupled(own, inner, at=start()[1], name="one", **settings)
+        else:
+            outside = psgc.DiLoCo(own, inner, **settings)
+        with outside:
+            trained(own, outside, 13)
+        found.append([parameter.detach() for parameter in own.parameters()])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
+
+
+def test_a_learner_that_joins_late_goes_on_from_what_the_syncer_has(alone: None, start: Start) -> None:
+    at = start("add")[1]
+    first, second = model(1), model(2)
+    with psgc.Decoupled(first, torch.optim.SGD(first.parameters(), lr=0.01), every=2, at=at, name="a") as outside:
+        trained(first, outside, 5)
+    late = psgc.Decoupled(second, torch.optim.SGD(second.parameters(), lr=0.01), every=2, at=at, name="b")
+    for ours, theirs in zip(second.parameters(), first.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    late.finish()
+    with pytest.raises(UsageError, match=r"finish.. has ended the exchange"):
+        late._leave(late._parts[0])
+
+
+def test_what_was_done_while_the_answer_was_on_its_way_is_kept(alone: None, start: Start) -> None:
+    syncer, at = start("add")
+    own = model()
+    inner = torch.optim.SGD(own.parameters(), lr=0.1)
+    outside = psgc.Decoupled(own, inner, every=1, at=at, name="a", delay=None)
+    part = outside._parts[0]
+    before = part.base.copy()
+    with torch.no_grad():
+        for parameter in own.parameters():
+            parameter.add_(1)
+    outside._leave(part)
+    with torch.no_grad():
+        for parameter in own.parameters():
+            parameter.add_(2)
+    outside._take(part, wait=True)
+    assert torch.allclose(torch.from_numpy(part.base), torch.from_numpy(before + 1)), "the syncer has the first change"
+    assert torch.allclose(torch.from_numpy(part._flat.read()), torch.from_numpy(before + 3)), "and the learner both"
+    outside.steps = 1
+    outside.finish()
+    assert torch.allclose(torch.from_numpy(part._flat.read()), torch.from_numpy(before + 3))
+    assert syncer._values.fragments[0] == pytest.approx(before + 3, abs=1e-5), "nothing is lost or counts twice"
+
+
+def test_no_step_waits_while_the_syncer_is_away_and_nothing_is_lost(alone: None, start: Start, tmp_path: Path) -> None:
+    file = tmp_path / "outer.npz"
+    syncer, at = start("add", save=file)
+    own = model()
+    inner = torch.optim.SGD(own.parameters(), lr=0.01)
+    outside = psgc.Decoupled(own, inner, every=2, at=at, name="a")
+    trained(own, outside, 2)
+    while outside._client.waits(0):
+        pass
+    stop(syncer)
+    while syncer.mailbox.fileno() and not file.exists():
+        pass
+    port = syncer.port
+    trained(own, outside, 20)
+    assert outside.stayed > 0, "with its last push on its way a fragment stays, and training goes on"
+    again, _ = _until_free(lambda: start("add", port=port, save=file))
+    outside.finish()
+    total = torch.cat([parameter.detach().reshape(-1) for parameter in own.parameters()])
+    assert again._values.fragments[0] == pytest.approx(total.numpy(), abs=1e-5)
+    assert again._state.learners["a"].pushes >= 2
+
+
+def _until_free(call: Callable[[], tuple[Syncer, str]]) -> tuple[Syncer, str]:
+    """The port is free once the former syncer has ended."""
+    while True:
+        with contextlib.suppress(PsgcError):
+            return call()
+
+
+def test_halves_and_codecs(alone: None, start: Start) -> None:
+    own = model().bfloat16()
+    with psgc.Decoupled(
+        own, torch.optim.SGD(own.parameters(), lr=0.01), every=1, delay=0, at=start()[1], name="a", codec="int4/bf16"
+    ) as outside:
+        for _ in range(3):
+            outside.zero_grad()
+            own(torch.ones(1, 3, dtype=torch.bfloat16)).sum().backward()
+            outside.step()
+    assert {parameter.dtype for parameter in own.parameters()} == {torch.bfloat16}
+
+
+def test_what_the_codec_has_not_sent_is_part_of_the_state(alone: None, start: Start) -> None:
+    own = model()
+    inner = torch.optim.SGD(own.parameters(), lr=0.01)
+    outside = psgc.Decoupled(own, inner, every=1, delay=0, at=start()[1], name="a", codec="topk:k=0.1")
+    trained(own, outside, 3)
+    state = outside.state_dict()
+    outside.finish()
+    assert state["steps"] == 3 and state["residuals"][0].abs().sum() > 0
+    other = psgc.Decoupled(own, inner, every=1, at=start()[1], name="a", codec="topk:k=0.1")
+    other.load_state_dict(state)
+    assert torch.equal(other.state_dict()["residuals"][0], state["residuals"][0])
+    other.finish()
+    plain = psgc.Decoupled(own, inner, every=1, at=start()[1], name="a")
+    with pytest.raises(UsageError, match="of other fragments, or of another codec"):
+        plain.load_state_dict(state)
+    plain.finish()
+
+
+def test_progress_that_is_not_finite_is_not_pushed(alone: None, start: Start) -> None:
+    own = model()
+    inner = torch.optim.SGD(own.parameters(), lr=0.01)
+    outside = psgc.Decoupled(own, inner, every=1, delay=0, at=start()[1], name="a")
+    with torch.no_grad():
+        next(own.parameters())[0, 0] = float("nan")
+    with pytest.raises(NonFiniteError, match="learner a: fragment 0 has NaN or infinity"):
+        inner.step()
+    outside._close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"every": 0}, "Decoupled: every=0"),
+        ({"every": 4, "delay": 4}, "a delay of 4 steps"),
+        ({"every": 9, "fragments": 5}, "Decoupled: 5 fragments of 4 parameters; choose at most as many"),
+        ({"every": 2, "name": "a b"}, "name='a b' (or PSGC_LEARNER): expected this learner's name"),
+        ({"every": 2, "name": ""}, "expected this learner's name"),
+        ({"every": 2, "at": "somewhere"}, "at='somewhere' (or PSGC_SYNCER): expected host:port"),
+    ],
+)
+def test_what_does_not_fit_is_told_in_a_line(alone: None, settings: dict[str, Any], text: str) -> None:
+    own = model()
+    with pytest.raises(UsageError, match=r".*") as raised:
+        psgc.Decoupled(own, torch.optim.SGD(own.parameters(), lr=0.1), **{"at": "127.0.0.1:1", "name": "a", **settings})
+    assert text in str(raised.value) and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("codec", ["powersgd", "int4/int8", "onebit/relay", "int5"])
+def test_a_codec_that_needs_rounds_or_answers_with_residuals_is_refused(alone: None, codec: str) -> None:
+    own = model()
+    with pytest.raises(CodecError, match=r".*") as raised:
+        psgc.Decoupled(own, torch.optim.SGD(own.parameters(), lr=0.1), every=2, at="127.0.0.1:1", name="a", codec=codec)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_learner_with_another_model_is_refused_in_a_line(alone: None, start: Start) -> None:
+    at = start()[1]
+    own, other = model(), nn.Linear(3, 2)
+    first = psgc.Decoupled(own, torch.optim.SGD(own.parameters(), lr=0.1), every=2, at=at, name="a")
+    with pytest.raises(JobFailed, match="learner b has another model than this syncer: in fragment 0 parameter weight"):
+        psgc.Decoupled(other, torch.optim.SGD(other.parameters(), lr=0.1), every=2, at=at, name="b")
+    first.finish()
+
+
+def test_learners_tokens_count_and_are_revoked_at_once(alone: None, start: Start, tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    file.write_text("other 0123456789\n")
+    own = model()
+    inner = torch.optim.SGD(own.parameters(), lr=1e-4)
+    at = start(learners=file)[1]
+    session = psgc.current_session()
+    session.config = psgc_config(session.config, token="0123456789", register_timeout_s=2.0)
+    with pytest.raises(JobFailed, match=r"learner a: gave up after 2 s .PSGC_REGISTER_TIMEOUT_S. without the syncer"):
+        psgc.Decoupled(own, inner, every=1, at=at, name="a")
+    session.config = psgc_config(session.config, register_timeout_s=300.0)
+    outside = psgc.Decoupled(own, inner, every=1, at=at, name="other")
+    file.write_text("nobody 0123456789\n")
+    with pytest.raises(JobFailed, match="learner other: syncer: this learner's token was revoked"):
+        trained(own, outside, 10**9)
+    outside._close()
+
+
+def psgc_config(config: Config, **more: Any) -> Config:
+    from dataclasses import replace
+
+    return replace(config, **more)

@@ -1,0 +1,179 @@
+"""A learner's connection to its syncer: a thread that keeps it up, makes it again for as long as it takes, and carries what the conversation says.
+
+The training thread hands payloads over and looks for answers; it never waits here unless it asks to.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Iterable
+from typing import Any, Final
+
+import zmq
+
+from psgc.config import Config
+from psgc.errors import JobFailed, RemoteProtocolError
+from psgc.processes.mailbox import Mailbox
+from psgc.processes.reminder import Reminder
+from psgc.transport.host import host_id
+from psgc.transport.link_set import LinkSet
+from psgc.transport.memory.segment import Place
+from psgc.transport.pacing import PacedLink
+from psgc.transport.security.handshake import NONCE_BYTES, WorkerProof
+from psgc.transport.tcp import TRANSPORT
+from psgc.transport.watch import Watch
+from psgc.wire.learners import Enrol, learner_key, learner_number
+from psgc.worker.connections.links import Route, ServerLink
+from psgc.worker.learner.conversation import Conversation, Message, Values
+
+logger = logging.getLogger(__name__)
+TICK_S: Final = 0.25
+LINGER_S: Final = 2.0
+
+
+class LearnerClient:
+    """at: the syncer's "tcp://host:port". initial: by fragment, the payload that this learner brings if the syncer has no values yet."""
+
+    def __init__(self, config: Config, at: str, enrol: Enrol, initial: list[Any]) -> None:
+        self._config, self._at = config, at
+        self._talk = Conversation(enrol, initial)
+        self._changed = threading.Condition()
+        self._mailbox, self._watch = Mailbox(), Watch()
+        self._links = LinkSet(PacedLink.of(config.link_mbit, config.link_fd) if config.link_mbit else None)
+        number = learner_number(enrol.name)
+        key = learner_key(config.token, number)
+
+        def proof() -> WorkerProof:
+            return WorkerProof(TRANSPORT.label, 0, 0, number, key, host_id(), secrets.token_bytes(NONCE_BYTES), encrypt=config.encrypt)
+
+        self._link = ServerLink(Route(0, TRANSPORT, at, False, TRANSPORT.dialer(at, config), proof), self._links)
+        self._number = number
+        self._named: Reminder | None = Reminder(time.monotonic())  # while the connection is down
+        self._down_since = time.monotonic()
+        self._begun = self._leaves = False  # the syncer has been reached; this learner has nothing more to say
+        self._thread = threading.Thread(target=self._run, name="psgc-learner", daemon=True)
+        self._thread.start()
+
+    @property
+    def wire_bytes(self) -> int:
+        """Sent and received."""
+        return self._link.wire_bytes
+
+    # the training thread
+
+    def push(self, fragment: int, version: int, payload: Any) -> None:
+        """As of ``Conversation``. Raises JobFailed if this learner was refused."""
+        with self._changed:
+            self._check()
+            messages = self._talk.push(fragment, version, payload)
+        self._mailbox.put(self._send, messages)
+
+    def waits(self, fragment: int) -> bool:
+        """Whether the fragment's last push was not answered yet. Raises JobFailed if this learner was refused."""
+        with self._changed:
+            self._check()
+            return self._talk.waits(fragment)
+
+    def answer(self, fragment: int, wait: bool) -> Values | None:
+        """The values that answer the fragment's last push; once. wait: until they are there; else None may come. Raises JobFailed if this learner was refused,
+        or where the syncer was out of reach for too long (PSGC_STEP_TIMEOUT_S; at first PSGC_REGISTER_TIMEOUT_S)."""
+        with self._changed:
+            while True:
+                self._check()
+                if fragment in self._talk.answers or not wait:
+                    return self._talk.answers.pop(fragment, None)
+                self._give_up_if_late()
+                self._changed.wait(TICK_S)
+
+    def close(self) -> None:
+        """Tell the syncer, if it is reached, and end the thread."""
+        self._mailbox.put(self._leave)
+        self._thread.join(self._config.step_timeout_s)
+
+    def _check(self) -> None:
+        if self._talk.failed:
+            raise JobFailed(f"learner {self._talk.enrol.name}: {self._talk.failed}")
+
+    def _give_up_if_late(self) -> None:
+        """Whoever waits gives up only while there is no connection: a slow one is not late."""
+        down, limit = time.monotonic() - self._down_since, self._limit_s()
+        if not self._talk.enrolled and down > limit[1]:
+            raise JobFailed(
+                f"learner {self._talk.enrol.name}: gave up after {down:.0f} s ({limit[0]}) without the syncer at {self._at}: {self._link.remedy}"
+            )
+
+    def _limit_s(self) -> tuple[str, float]:
+        if self._begun:
+            return "PSGC_STEP_TIMEOUT_S", self._config.step_timeout_s
+        return "PSGC_REGISTER_TIMEOUT_S", self._config.register_timeout_s
+
+    # the connection's thread
+
+    def _run(self) -> None:
+        leaving = 0.0
+        while True:
+            self._links.flush()
+            things = [(self._mailbox, zmq.POLLIN), (self._links, zmq.POLLIN)]
+            ready = self._watch.wait(things, 0.0 if self._links.pending else TICK_S)
+            if self._mailbox.fileno() in ready:
+                for call, args in self._mailbox.drain(TICK_S):
+                    call(*args)
+            if self._links.fileno() in ready or self._links.pending:
+                self._links.ready()
+                self._hear()
+            self._see_events()
+            if self._leaves:
+                leaving = leaving or time.monotonic()
+                if self._talk.over or time.monotonic() - leaving > LINGER_S:
+                    break
+        self._link.close(0.0)
+        self._links.close()
+
+    def _leave(self) -> None:
+        self._leaves = True
+        with self._changed:
+            messages = self._talk.leave()
+        self._send(messages)
+
+    def _hear(self) -> None:
+        for header, payload in self._link.receive():
+            with self._changed:
+                try:
+                    messages = self._talk.receive(header, payload)
+                except RemoteProtocolError as error:
+                    self._talk.failed = f"the syncer at {self._at}: {error}"
+                    messages = []
+                if self._talk.enrolled:
+                    self._begun, self._named = True, None
+                self._changed.notify_all()
+            self._send(messages)
+
+    def _see_events(self) -> None:
+        now = time.monotonic()
+        for event in self._link.events():
+            with self._changed:
+                if event == "up":
+                    messages = self._talk.connected()
+                else:
+                    self._talk.disconnected()
+                    messages, self._down_since = [], now
+                    self._named = Reminder(now)
+            self._send(messages)
+        named = self._named
+        if named is not None and not self._leaves and named.due(now, self._config.silence_s):
+            logger.warning(
+                "learner %s trains on without the syncer at %s, for %.0f s so far: %s", self._talk.enrol.name, self._at, now - self._down_since,
+                self._link.remedy,
+            )  # fmt: skip
+
+    def _send(self, messages: Iterable[Message]) -> None:
+        for header, payload in messages:
+            place = None if payload is None or isinstance(payload, bytes) else Place(None, 0, payload)
+            full = header._replace(job=self._config.job, sender=self._number, payload_bytes=0 if payload is None else len(payload))
+            self._link.send(full, payload if place is None and payload is not None else b"", place)
+
+
+__all__ = ["LearnerClient"]

@@ -1,0 +1,102 @@
+"""What a learner has said and still waits for, and what it says on a new connection. Pure: no sockets, clocks, threads or numbers.
+
+Every message may be lost with its connection; on the next one the learner enrols again and repeats what is unanswered. The syncer counts nothing twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from psgc.errors import RemoteProtocolError
+from psgc.wire.frames import Header, Kind
+from psgc.wire.learners import INITIAL, Enrol, Enrolled
+from psgc.wire.messages import Notice, decode_body, encode_body
+
+
+class Message(NamedTuple):
+    """payload: bytes or a uint8 array, which stays as it is until it is answered."""
+
+    header: Header
+    payload: Any = None
+
+
+class Values(NamedTuple):
+    """A fragment's values as they came: version, and payload."""
+
+    version: int
+    payload: Any
+
+
+@dataclass(slots=True)
+class Conversation:
+    """answers: by fragment, the values that have come and were not taken yet. failed: why this learner must end, once it must. over: BYE was answered."""
+
+    enrol: Enrol
+    initial: list[Any]  # by fragment, the payloads that this learner would bring; dropped once the syncer has values
+    answers: dict[int, Values] = field(default_factory=dict)
+    failed: str = ""
+    over: bool = False
+    enrolled: bool = False  # on the present connection
+    _numbers: list[int] = field(init=False)
+    _unanswered: dict[int, Message] = field(default_factory=dict)  # by fragment
+    _leaving: bool = False
+
+    def __post_init__(self) -> None:
+        self._numbers = [INITIAL] * len(self.enrol.sizes)
+        for fragment in range(len(self.enrol.sizes)):
+            self._unanswered[fragment] = Message(Header(Kind.PULL, key=fragment))
+
+    def connected(self) -> list[Message]:
+        """The connection is new."""
+        self.enrolled = False
+        return [Message(Header(Kind.REGISTER), encode_body(self.enrol))]
+
+    def disconnected(self) -> None:
+        self.enrolled = False
+
+    def push(self, fragment: int, version: int, payload: Any) -> list[Message]:
+        """Say how far the fragment has come from the values of ``version``. The last push must have been answered."""
+        assert fragment not in self._unanswered, "a fragment has one push under way"
+        self._numbers[fragment] += 1
+        message = Message(Header(Kind.PUSH, key=fragment, step=self._numbers[fragment], plan=version), payload)
+        self._unanswered[fragment] = message
+        return [message] if self.enrolled else []
+
+    def waits(self, fragment: int) -> bool:
+        """Whether an answer is to come."""
+        return fragment in self._unanswered
+
+    def leave(self) -> list[Message]:
+        """Nothing more will be said."""
+        self._leaving = True
+        return [Message(Header(Kind.BYE))] if self.enrolled else []
+
+    def receive(self, header: Header, payload: Any) -> list[Message]:
+        """Handle one message. Raises RemoteProtocolError."""
+        if header.kind == Kind.LAYOUT:
+            return self._admitted(decode_body(Enrolled, b"" if payload is None else bytes(payload)))
+        if header.kind == Kind.RESULT:
+            waiting = self._unanswered.get(header.key)
+            if waiting is not None and header.step == waiting.header.step and payload is not None:
+                del self._unanswered[header.key]
+                self.answers[header.key] = Values(header.plan, payload)
+                if all(number or fragment not in self._unanswered for fragment, number in enumerate(self._numbers)):
+                    self.initial = []
+            return []
+        if header.kind == Kind.ERROR:
+            self.failed = decode_body(Notice, b"" if payload is None else bytes(payload)).text
+            return []
+        if header.kind == Kind.BYE:
+            self.over = True
+            return []
+        raise RemoteProtocolError(f"a syncer does not send {Kind(header.kind).name}")
+
+    def _admitted(self, enrolled: Enrolled) -> list[Message]:
+        self.enrolled = True
+        if self._leaving:
+            return [*self._unanswered.values(), Message(Header(Kind.BYE))]
+        if enrolled.bring and self.initial:
+            brought = [Message(Header(Kind.PUSH, key=fragment), payload) for fragment, payload in enumerate(self.initial)]
+            return [message for message in brought if message.header.key in self._unanswered]
+        return list(self._unanswered.values())
