@@ -1,7 +1,7 @@
 """Our plans beside those of published systems, on the jobs that Espresso was published with, all by one timeline.
 
     python benchmarks/planning.py --traces DIR [--achieved SHARE] [--json]
-    python benchmarks/planning.py --growth
+    python benchmarks/planning.py --growth [--plot FILE]
     python benchmarks/planning.py --rivals 1000 --tensors 1-200 [--first-seed SEED] [--seconds S] [--out FILE]
     python benchmarks/planning.py --adversary 100 --tensors 5-400 [--attack S] [--seconds S] [--first-seed SEED] [--out FILE]
     python benchmarks/planning.py --orders 400 --tensors 1-200
@@ -25,10 +25,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from psgc.plan.inputs.cluster import load_cluster
-from psgc.plan.inputs.profile import V100_CODECS, Profile, TensorProfile, load_profile
+from psgc.plan.inputs.profile import V100_CODECS, load_profile
 from psgc.plan.methods.baselines import byteps_compress, fp32, hipress, hitopkcomm
 from psgc.plan.methods.bound import lower_bounds
 from psgc.plan.methods.espresso import espresso
@@ -187,33 +185,13 @@ def gains_table(jobs: Sequence[Job]) -> Iterator[str]:
     return table(["", "over", "espresso, published", "espresso, predicted", "psgc, predicted"], rows)
 
 
-def made_up(tensors: int) -> Profile:
-    """Sizes over four orders of magnitude, ready at random within 200 ms."""
-    rng = np.random.default_rng(tensors)
-    numel = np.ceil(10 ** rng.uniform(2, 6.5, tensors))
-    ready = np.cumsum(rng.exponential(2e5 / tensors, tensors))
-    specs = tuple(TensorProfile(f"t{at}", int(n), float(us - ready[0])) for at, (n, us) in enumerate(zip(numel, ready, strict=True)))
-    return Profile(f"made up, {tensors}", specs, codecs=V100_CODECS)
-
-
-def growth_table() -> Iterator[str]:
-    rows = []
-    for tensors in (10, 100, 1000, 10_000):
-        profile = made_up(tensors)
-        cells = []
-        for bed in BEDS:
-            cluster = load_cluster(bed)
-            problem = Problem(profile, cluster, codec_costs("efsignsgd", profile, cluster.gpus))
-            METHODS["psgc"](problem)
-            cells.append(f"{statistics.median(timed(METHODS['psgc'], problem)[1] for _ in range(REPEATS)) / 1e3:.1f}")
-        rows.append([f"{tensors:,}", *cells])
-    return table(["tensors", "nvlink, CPU ms", "pcie, CPU ms"], rows)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--traces", type=Path, help="folder of the artefact's traces, as CSV: name, numel, ready_us")
-    parser.add_argument("--growth", action="store_true", help="time the search alone, on made-up models of up to 10,000 tensors")
+    parser.add_argument(
+        "--growth", action="store_true", help="time the search on made-up models of up to 10,000 tensors, and up to 1,024 nodes"
+    )
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="with --growth: draw it, as PNG or SVG")
     parser.add_argument(
         "--rivals", type=int, metavar="JOBS", help="so many random jobs instead (planning_rivals.py), beside every rival's plan"
     )
@@ -261,7 +239,14 @@ def main() -> None:
         print("\n".join(planning_rivals.summary(rows)))
         return
     if arguments.growth:
-        print("\n".join(growth_table()))
+        from planning_growth import draw, growth, rows
+
+        points = growth(BEDS)
+        print(
+            "\n".join(table(["tensors", "nodes", *(f"{bed}, CPU ms" for bed in BEDS), *("command, s (CPU s)" for _ in BEDS)], rows(points)))
+        )
+        if arguments.plot is not None:
+            draw(points, arguments.plot)
         return
     if arguments.traces is None:
         sys.exit("planning: give --traces, the folder of the artefact's traces as CSV, or --growth")
