@@ -106,6 +106,26 @@ class TorchOps(Ops):
         chosen = torch.sort(magnitudes, descending=True, stable=True).indices[..., :k]
         return DeviceVector(chosen.sort().values, "i64")
 
+    def block_largest(self, x: DeviceVector, block: int, k: int) -> DeviceVector:
+        blocks = -(-x.size // block)
+        rows = torch.full((*x.data.shape[:-1], blocks * block), -1, dtype=torch.int32, device=self.device)
+        rows[..., : x.size] = x.data.contiguous().view(torch.int32) & 0x7FFFFFFF
+        order = torch.sort(rows.unflatten(-1, (blocks, block)), dim=-1, descending=True, stable=True).indices[..., :k]
+        places = (order.sort(-1).values + torch.arange(blocks, device=self.device)[:, None] * block).flatten(-2)
+        last = min(k, x.size - (blocks - 1) * block)  # what fills up the last block lies behind its elements
+        return DeviceVector(places[..., : (blocks - 1) * min(k, block) + last], "i64")
+
+    def turned(self, x: DeviceVector, side: int, rest: DeviceVector | None = None) -> DeviceVector:
+        squares = x.data.unflatten(-1, (-1, side, side)) if x.size else x.data
+        made = self._f32(squares.transpose(-1, -2).flatten(-3).contiguous() if x.size else x.data)
+        return made if rest is None else self.concat(made, self._rest(rest, side))
+
+    def _whole(self, x: DeviceVector, side: int) -> DeviceVector:
+        return self._f32(x.data[..., : x.size // (side * side) * side * side])
+
+    def _rest(self, x: DeviceVector, side: int) -> DeviceVector:
+        return self._f32(x.data[..., x.size // (side * side) * side * side :])
+
     def extract(self, x: DeviceVector, indices: DeviceVector) -> DeviceVector:
         data, places = _rows_of(x.data, indices.data)
         return DeviceVector(data.gather(-1, places), x.type)

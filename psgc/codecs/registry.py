@@ -24,7 +24,7 @@ from psgc.codecs.common.sources import digest_suffix
 from psgc.codecs.common.texts import join_text, split_text
 from psgc.codecs.plugins import load_plugin, plugins
 from psgc.codecs.scheme import BucketContext, PairScheme, Scheme
-from psgc.codecs.table import CODECS, SCHEMES
+from psgc.codecs.table import CODECS, OF_KIT, SCHEMES
 from psgc.diagnostics.spelling import did_you_mean
 from psgc.errors import CodecError
 
@@ -45,6 +45,11 @@ def registered_aliases() -> tuple[str, ...]:
 def registered_schemes() -> tuple[str, ...]:
     """Names of the schemes of several rounds."""
     return tuple(SCHEMES)
+
+
+def kit_codecs() -> tuple[str, ...]:
+    """Names of psgc's codecs and schemes that are written with the kit."""
+    return tuple(OF_KIT)
 
 
 def plugin_codecs() -> dict[str, str]:
@@ -148,7 +153,7 @@ def _relayed(text: str, dtype: str) -> Codec:
 
 
 def _own_names() -> tuple[str, ...]:
-    return (*CODECS, *ALIASES, *SCHEMES, SCRIPT_CODEC, "relay")
+    return (*CODECS, *ALIASES, *SCHEMES, *OF_KIT, SCRIPT_CODEC, "relay")
 
 
 def _check_digest(name: str, wanted: str, here: str) -> None:
@@ -161,7 +166,7 @@ def _check_digest(name: str, wanted: str, here: str) -> None:
 
 
 def _codec_class(name: str) -> type[Codec]:
-    target = CODECS.get(name)
+    target = CODECS.get(name, OF_KIT.get(name))
     found = _imported(target) if target is not None else _plugin_class(name)
     if issubclass(found, Scheme):
         raise CodecError(f"codec {name} answers by a rule of its own: write {name!r} by itself, not as one of a pair")
@@ -173,6 +178,9 @@ def _scheme_class(text: str) -> type[Scheme] | None:
     name, at, digest = text.partition("@")
     if name in SCHEMES:
         return cast("type[Scheme]", _imported(SCHEMES[name]))
+    if name in OF_KIT:
+        made = _imported(OF_KIT[name])
+        return made if issubclass(made, Scheme) else None
     if name in (*_own_names(), *registered_functions()):
         return None
     found = _plugin_class(name)
@@ -200,7 +208,7 @@ def _plugin_class(name: str) -> type[Codec] | type[Scheme]:
     packages = plugin_codecs()
     if name not in packages:
         functions = [f"{each}/relay" for each in registered_functions()]
-        known = (*registered_codecs(), *registered_aliases(), *registered_schemes(), *packages, *functions)
+        known = (*registered_codecs(), *registered_aliases(), *registered_schemes(), *OF_KIT, *packages, *functions)
         raise CodecError(
             f"unknown codec {name!r}; choose one of {', '.join(known)}; one of another package has to be installed with every worker, every server "
             f"and the scheduler{did_you_mean(name.lower(), (*known, 'relay'))}"

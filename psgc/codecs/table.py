@@ -58,4 +58,9 @@ ROWS: Final = (
 )
 CODECS: Final = {row.text: f"psgc.codecs.{row.made_by}" for row in ROWS if row.made_by}
 SCHEMES: Final = {"shared": "psgc.codecs.shared:SharedScheme", "powersgd": "psgc.codecs.powersgd:PowerSgdScheme"}
+# Written with the kit, which gives them their ids; found like codecs of other packages, but without a digest.
+OF_KIT: Final = {
+    "topk2bit": "psgc.codecs.outer:TopK2BitCodec", "dct64": "psgc.codecs.outer:Dct64Codec", "sparseloco": "psgc.codecs.outer:SparseLoCoScheme",
+    "demo": "psgc.codecs.outer:DemoScheme",
+}  # fmt: skip
 CODEC_IDS: Final = {row.text: row.codec_id for row in ROWS}

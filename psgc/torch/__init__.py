@@ -6,6 +6,7 @@ from psgc.torch.ddp.hook import ddp_hook
 from psgc.torch.fsdp.hook import fsdp_hook
 from psgc.torch.gradients.profiler import profile_model
 from psgc.torch.optimizers.cross_barrier import CrossBarrier
+from psgc.torch.optimizers.demo import DeMo
 from psgc.torch.optimizers.distributed import DistributedOptimizer
 from psgc.torch.optimizers.onebit_adam import OneBitAdam
 from psgc.torch.optimizers.zero_one_adam import ZeroOneAdam
@@ -47,6 +48,7 @@ from psgc.torch.tensors.sync_batch_norm import SyncBatchNorm
 __all__ = [
     "Compression",
     "CrossBarrier",
+    "DeMo",
     "Decoupled",
     "DiLoCo",
     "DistributedDataParallel",

@@ -41,6 +41,14 @@ def test_ranks_go_on_from_what_the_published_loop_makes_of_their_parameters(make
             assert told[0][f"{codec}-whole-{place}"][0] != told[0]["diloco"][0]
 
 
+def test_pseudo_gradients_travel_as_in_sparseloco(make_job: Callable[..., Any]) -> None:
+    texts = make_job(nodes=2, servers=1).said("--codecs", "sparseloco:k=200", job="diloco.py", PSGC_MIN_COMPRESS_BYTES="0")
+    told = [{words[0]: words[1:] for line in text.splitlines() if len(words := line.split()) == 5} for text in texts]
+    (whole, resumed), others = ([one[f"sparseloco:k=200-{how}-workers"] for how in ("whole", "resumed")] for one in told)
+    assert whole[0] == others[0][0] == resumed[0], "ranks are alike, and the residual is part of what is saved"
+    assert float(whole[3]) < float(whole[2]) - 0.2 and whole[0] != told[0]["diloco"][0]
+
+
 def test_servers_take_outer_steps_only_where_there_are_some(make_job: Callable[..., Any]) -> None:
     job = make_job(nodes=2, servers=0)
     workers = job.whole("--missing-servers", job="diloco.py")

@@ -17,6 +17,7 @@ from psgc.codecs.common.bits import bits_of_f32, f32_of_bits, trailing_zeros, vi
 from psgc.codecs.common.feedback import NO_RESIDUAL, mean_corrected_chunk
 from psgc.codecs.common.streams import stream_position, uniform
 from psgc.codecs.jit.kernel import BOOL, I64, IN_BYTES, IN_F32, OUT_BYTES, OUT_F32, SCALAR_F32, U32, helper, kernel
+from psgc.codecs.kit.dct import matrix
 from psgc.codecs.kit.ops import How, Ops, Vector, packed_bytes
 
 _INFINITY_BITS: Final = np.uint32(0x7F800000)
@@ -98,6 +99,25 @@ def _block_sums(x: Any, block: Any, out: Any) -> None:
                 sums[i] += sums[half + i]
             half >>= 1
         out[number] = sums[0]
+
+
+@_at_first_call(types.void(IN_F32, IN_F32, I64, OUT_F32))
+def _dct(x: Any, factors: Any, block: Any, out: Any) -> None:
+    """out <- each whole block of x times the matrix ``factors``, whose products are added in halves; what is left of x stays as it is."""
+    terms, whole = np.empty(block, np.float32), x.size // block * block
+    for first in range(0, whole, block):
+        for k in range(block):
+            half = block >> 1
+            for n in range(half):
+                terms[n] = x[first + n] * factors[k * block + n] + x[first + half + n] * factors[k * block + half + n]
+            half >>= 1
+            while half:
+                for n in range(half):
+                    terms[n] += terms[half + n]
+                half >>= 1
+            out[first + k] = terms[0]
+    for n in range(whole, x.size):
+        out[n] = x[n]
 
 
 @_at_first_call(types.void(IN_F32, IN_F32, OUT_F32))
@@ -238,6 +258,18 @@ class CpuOps(Ops):
             return super().block_reduce(x, block, how)
         out = np.empty(-(-x.size // block), np.float32)
         (_block_sums if how == "sum" else _block_tops)(np.ascontiguousarray(x), block, out)
+        return out
+
+    def dct(self, x: Vector, block: int) -> Vector:
+        return self._times(x, matrix(block), block)
+
+    def idct(self, coefficients: Vector, block: int) -> Vector:
+        return self._times(coefficients, matrix(block).T, block)
+
+    @staticmethod
+    def _times(x: Vector, factors: F32, block: int) -> Vector:
+        out = np.empty(x.size, np.float32)
+        _dct(np.ascontiguousarray(x, np.float32), np.ascontiguousarray(factors).reshape(-1), block, out)
         return out
 
     def pack(self, codes: Vector, bits: int) -> Vector:

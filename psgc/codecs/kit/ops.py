@@ -110,6 +110,15 @@ class Ops:
 
         return reference_largest(x, k)
 
+    def block_largest(self, x: Vector, block: int, k: int) -> Vector:
+        """Indices of the k elements of largest magnitude of each ``block`` elements (all of a shorter last block that has no more); of equal ones those that
+        come first."""
+        rows = np.full(-(-x.size // block) * block, -1, np.int64)
+        rows[: x.size] = np.ascontiguousarray(x).view(np.uint32) & np.uint32(0x7FFFFFFF)
+        chosen = np.sort(np.argsort(-rows.reshape(-1, block), axis=1, kind="stable")[:, :k], axis=1)
+        places = (chosen + np.arange(chosen.shape[0])[:, None] * block).ravel()
+        return places[places < x.size]
+
     def extract(self, x: Vector, indices: Vector) -> Vector:
         """The elements of x at these indices."""
         return x[indices]
@@ -160,6 +169,27 @@ class Ops:
     def idct(self, coefficients: Vector, block: int) -> Vector:
         """The inverse of ``dct``."""
         return transformed(coefficients, block, inverse=True)
+
+    def dct2(self, x: Vector, side: int) -> Vector:
+        """The orthonormal DCT-II, in both directions, of each ``side`` x ``side`` elements, a square row by row; elements after the last whole square stay as
+        they are. First ``dct`` of the rows, then of the columns."""
+        return self.turned(self.dct(self.turned(self.dct(self._whole(x, side), side), side), side), side, x)
+
+    def idct2(self, coefficients: Vector, side: int) -> Vector:
+        """The inverse of ``dct2``: first the columns, then the rows."""
+        by_column = self.idct(self.turned(self._whole(coefficients, side), side), side)
+        return self.concat(self.idct(self.turned(by_column, side), side), self._rest(coefficients, side))
+
+    def turned(self, x: Vector, side: int, rest: Vector | None = None) -> Vector:
+        """Each ``side`` x ``side`` elements transposed; x has whole squares alone. rest: behind it come the elements that this has after its own."""
+        made = np.ascontiguousarray(x.reshape(-1, side, side).transpose(0, 2, 1)).reshape(-1)
+        return made if rest is None else self.concat(made, self._rest(rest, side))
+
+    def _whole(self, x: Vector, side: int) -> Vector:
+        return x[: x.size // (side * side) * side * side]
+
+    def _rest(self, x: Vector, side: int) -> Vector:
+        return x[x.size // (side * side) * side * side :]
 
     def pack(self, codes: Vector, bits: int) -> Vector:
         """u8 codes below 2**bits as bytes, least significant bit first, without gaps; zero bits up to the last byte's end."""

@@ -1,0 +1,204 @@
+"""DeMo: momenta stay on their rank, and only what changes slowly of them travels: the largest cosine coefficients of each square of 64 x 64.
+
+    m <- decay m + gradient;  q = what is sent of m;  m <- m - q;  parameter <- parameter - lr sign(sum of all ranks' q)
+
+Source: Peng, Quesnelle and Kingma 2024 (arXiv 2411.19870), algorithm 1. Owns how parameters lie in squares; the scheme ``demo`` (``psgc/codecs/outer.py``)
+has the momentum as its residual, the transform and the choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from psgc.codecs import BucketContext, Stream, parse_scheme
+from psgc.codecs.outer import CHUNK, SIDE
+from psgc.codecs.relay import join_payloads
+from psgc.errors import UsageError
+from psgc.torch.session import api
+from psgc.torch.state import saved
+from psgc.torch.state.residuals import Kept, check_sizes
+from psgc.torch.tensors.declaring import declaration, spec_of
+from psgc.torch.tensors.sent import FilledBucket
+from psgc.worker.residuals.residual import LayoutMemory, TensorMemory
+
+Named = Iterable[tuple[str, torch.Tensor]]
+_STILL: Final = Stream(0, 0, 0, 0)  # it draws no random numbers
+CARRIED: Final = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class DeMo(torch.optim.Optimizer):
+    """DeMo (Peng, Quesnelle and Kingma 2024) over servers, which relay what ranks send.
+
+        optimizer = psgc.DeMo(model.named_parameters(), lr=1e-3)
+
+    named_parameters: ``model.named_parameters()``, the same on every rank; rank 0's parameters are not handed out (``broadcast_parameters`` does that).
+    lr:           of a step of +-1, as of Lion or signSGD: smaller than Adam's.
+    decay:        the share of the momentum that is kept from step to step.
+    k:            coefficients that are sent of each 64 x 64 elements of a parameter; vectors, and what is left of matrices, are filled up to squares.
+    weight_decay: decoupled, as AdamW's.
+
+    Gradients are this rank's own until step(): clip them, accumulate them or scale them as without psgc. A parameter without a gradient in a step counts as
+    zeros. A rank's momentum is part of ``state_dict()``, which every rank must ask for and keep in a file of its own. Raises UsageError for parameters that
+    cannot be, and in a job of several ranks without servers.
+    """
+
+    def __init__(
+        self, named_parameters: Named, lr: float = 1e-3, *, decay: float = 0.999, k: int = 32, weight_decay: float = 0.0
+    ) -> None:  # fmt: skip
+        given = list(named_parameters)
+        if any(not isinstance(each, tuple) for each in given):
+            raise UsageError("DeMo: expected model.named_parameters(), whose names are the same on every rank")
+        named = [(name, parameter) for name, parameter in given if parameter.requires_grad]
+        if not named:
+            raise UsageError("DeMo: no parameters that require a gradient")
+        if not 0 <= decay <= 1 or not 1 <= k <= CHUNK or lr < 0 or weight_decay < 0:
+            raise UsageError(
+                f"DeMo: lr={lr}, decay={decay}, k={k}, weight_decay={weight_decay}: expected lr and weight_decay of at least 0, decay from 0 to 1, and "
+                f"k from 1 to {CHUNK}"
+            )
+        for name, parameter in named:
+            if parameter.dtype not in CARRIED:
+                raise UsageError(f"DeMo: parameter {name!r} is {parameter.dtype}; it takes float32, bfloat16 and float16")
+        super().__init__([parameter for _, parameter in named], {"lr": lr, "weight_decay": weight_decay})
+        api.init()
+        self._session = session = api.current_session()
+        if not session.config.solo and not session.config.servers:
+            raise UsageError(
+                "DeMo: servers relay what ranks send, and this job has none: start some (psgc run --servers 1, DMLC_NUM_SERVER)"
+            )
+        self._name = f"demo{api.next_number(session, 'demo')}"
+        self._names = [name for name, _ in named]
+        self._codec = f"demo:k={k},beta={decay!r}"
+        self._loaded = 0
+        self._alone = [_Alone(self._codec, squares_of(parameter)) for _, parameter in named] if session.config.solo else []
+        self._declare(LayoutMemory())
+
+    def _declare(self, memory: LayoutMemory) -> None:
+        parameters = self.param_groups[0]["params"]
+        self._squares = [torch.zeros(squares_of(parameter)) for parameter in parameters]
+        if self._alone:
+            for one, name in zip(self._alone, self._names, strict=True):
+                one.take_up(memory.tensors.get(name))
+            return
+        specs = tuple(spec_of(flat, name, f"parameter {name!r}") for flat, name in zip(self._squares, self._names, strict=True))
+        name = f"{self._name}.loaded{self._loaded}" if self._loaded else self._name
+        self._layout = self._session.declare(declaration(self._session, name, "adhoc", specs, self._codec, True, past_steps=memory.steps))
+        if memory.tensors:
+            self._session.remember(self._layout, memory)
+        self._buckets = FilledBucket.all_of(self._layout)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Exchange this step's gradients through the momentum, and move every parameter by the sign of the sum."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        (group,) = self.param_groups
+        for parameter, flat in zip(group["params"], self._squares, strict=True):
+            if parameter.grad is None:
+                flat.zero_()
+            else:
+                to_squares(parameter.grad, flat)
+        self._exchange()
+        for parameter, flat in zip(group["params"], self._squares, strict=True):
+            if group["weight_decay"]:
+                parameter.mul_(1 - group["lr"] * group["weight_decay"])
+            direction = from_squares(flat, parameter).sign_()
+            parameter.add_(direction.to(parameter.device, parameter.dtype), alpha=-group["lr"])
+        return loss
+
+    def _exchange(self) -> None:
+        """Have the squares hold the mean of what all ranks send."""
+        for one, flat in zip(self._alone, self._squares, strict=bool(self._alone)):
+            one.run(flat.numpy())
+        if self._alone:
+            return
+        for bucket in self._buckets:
+            for index in bucket.bucket.tensors:
+                bucket.put(index, self._squares[index])
+            bucket.bind()
+            bucket.send(self._session)
+        self._session.wait([bucket.ticket for bucket in self._buckets if bucket.ticket is not None])
+        for bucket in self._buckets:
+            bucket.take()
+
+    def state_dict(self) -> dict[str, Any]:
+        """torch's, and this rank's momentum. Every rank must ask, between two steps."""
+        memory = self._remembered()
+        momentum = saved.state_of(self._session, {saved.MOMENTA: Kept(memory.tensors)}) | {"steps": memory.steps}
+        return super().state_dict() | {"momentum": momentum}
+
+    def _remembered(self) -> LayoutMemory:
+        if not self._alone:
+            return self._session.remembered(self._layout, dropped=False)
+        return LayoutMemory({name: TensorMemory(one.residual.copy()) for name, one in zip(self._names, self._alone, strict=True)})
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from ``state_dict()`` of this rank. Every rank must call it. Raises UsageError for a state of another model or another number of ranks."""
+        state = dict(state_dict)
+        momentum = state.pop("momentum", None)
+        if momentum is None:
+            raise UsageError("DeMo.load_state_dict: the state has no momentum; is it another optimizer's?")
+        super().load_state_dict(state)
+        checked = saved.check_states(momentum, self._session.rank, self._session.size)
+        kept = saved.share_of(checked, saved.MOMENTA, self._session.rank, self._session.size)
+        specs = (spec_of(flat, name, name) for flat, name in zip(self._squares, self._names, strict=True))
+        check_sizes(specs, kept)
+        self._loaded += 1
+        self._declare(LayoutMemory(dict(kept.tensors), steps=int(momentum["steps"])))
+
+
+class _Alone:
+    """A step of the scheme in a job of one process, which has no servers."""
+
+    def __init__(self, codec: str, numel: int) -> None:
+        self._state = parse_scheme(codec, BucketContext(workers=1)).new_state(numel)
+        self.residual = np.zeros(numel, np.float32)
+
+    def take_up(self, memory: TensorMemory | None) -> None:
+        self.residual[:] = 0 if memory is None or memory.residual is None else memory.residual
+
+    def run(self, values: NDArray[np.float32]) -> None:
+        pair = self._state.rounds[0].pair
+        sent, answer = (np.empty(codec.payload_bound(values.size), np.uint8) for codec in (pair.push, pair.pull))
+        sent = sent[: self._state.encode(0, values, self.residual, 1.0, _STILL, sent).payload_bytes]
+        self._state.apply(answer[: join_payloads([sent], answer)], [sent], values, self.residual, 1.0)
+
+
+def sides_of(parameter: torch.Tensor) -> tuple[int, int]:
+    """Rows and columns of a parameter as a matrix: all dimensions but the first are columns; a vector is rows of 64."""
+    if parameter.dim() >= 2:
+        return parameter.shape[0], parameter.numel() // parameter.shape[0] if parameter.shape[0] else 0
+    return -(-parameter.numel() // SIDE), SIDE
+
+
+def squares_of(parameter: torch.Tensor) -> int:
+    """Elements of the squares that a parameter lies in."""
+    rows, columns = sides_of(parameter)
+    return -(-rows // SIDE) * -(-columns // SIDE) * CHUNK
+
+
+def to_squares(values: torch.Tensor, flat: torch.Tensor) -> None:
+    """Write a parameter's values to the squares of 64 x 64 that follow one another in ``flat``, each row by row, filled up with zeros."""
+    rows, columns = sides_of(values)
+    down, across = -(-rows // SIDE), -(-columns // SIDE)
+    padded = torch.zeros(down * SIDE, across * SIDE)
+    source = values.detach().to("cpu", torch.float32).reshape(-1)
+    if source.numel() < rows * columns:
+        source = torch.nn.functional.pad(source, (0, rows * columns - source.numel()))
+    padded[:rows, :columns] = source.view(rows, columns)
+    flat.view(down, across, SIDE, SIDE).copy_(padded.view(down, SIDE, across, SIDE).transpose(1, 2))
+
+
+def from_squares(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """The inverse of ``to_squares``: values in the shape of ``like``."""
+    rows, columns = sides_of(like)
+    down, across = -(-rows // SIDE), -(-columns // SIDE)
+    whole = flat.view(down, across, SIDE, SIDE).transpose(1, 2).reshape(down * SIDE, across * SIDE)
+    return whole[:rows, :columns].reshape(-1)[: like.numel()].view(like.shape)

@@ -1,0 +1,106 @@
+"""DeMo: what the published algorithm makes of all ranks' gradients, over servers and alone; its state; and what does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import psgc.torch as psgc
+from psgc.errors import UsageError
+from psgc.torch.optimizers.demo import from_squares, squares_of, to_squares
+
+
+def test_ranks_take_the_published_steps_and_go_on_from_their_states(make_job: Callable[..., Any]) -> None:
+    texts = make_job(nodes=2, servers=2).said(job="demo_optimizer.py")
+    told = [{words[0]: words[1:] for line in text.splitlines() if len(words := line.split()) == 5} for text in texts]
+    for name in ("whole", "resumed"):
+        (digest, off, first, last), other = told[0][name], told[1][name]
+        assert digest == other[0], f"{name}: ranks end with the same parameters"
+        assert float(off) < 0.002, f"{name}: {off} of the parameters took another step than the loop's"
+        assert float(last) < float(first)
+    assert told[0]["whole"][0] == told[0]["resumed"][0], "momenta are part of what is saved"
+
+
+def test_a_job_without_servers_is_told_in_a_line(make_job: Callable[..., Any]) -> None:
+    job = make_job(nodes=2, servers=0)
+    job.whole(job="demo_optimizer.py")
+    job.end()
+    assert "DeMo: servers relay what ranks send, and this job has none" in job.text()
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (63,), (64,), (4097,), (3, 5), (64, 64), (65, 130), (7, 3, 3, 3), (200, 1)])
+def test_parameters_lie_in_squares_and_come_back(shape: tuple[int, ...]) -> None:
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    flat = torch.full((squares_of(values),), float("nan"))
+    to_squares(values, flat)
+    assert flat.numel() % 4096 == 0 and torch.equal(from_squares(flat, values), values)
+    assert flat.abs().sum().item() == pytest.approx(values.abs().sum().item(), rel=1e-5), "the rest is zeros"
+    if shape == (65, 130):
+        assert torch.equal(flat[4096 : 2 * 4096].view(64, 64), values[:64, 64:128]), "squares are the matrix's own"
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 2))
+
+
+def test_alone_it_is_the_same_algorithm(alone: None) -> None:
+    own = model()
+    optimizer = psgc.DeMo(own.named_parameters(), lr=0.01, decay=0.5, k=4096)  # everything is sent: signs of the gradients
+    own(torch.ones(1, 8)).sum().backward()
+    before = [parameter.detach().clone() for parameter in own.parameters()]
+    signs = [parameter.grad.sign() for parameter in own.parameters() if parameter.grad is not None]
+    optimizer.step()
+    for was, now, sign in zip(before, own.parameters(), signs, strict=True):
+        torch.testing.assert_close(now.detach(), was - 0.01 * sign)
+
+
+def test_alone_momenta_are_saved_and_a_closure_is_run(alone: None) -> None:
+    found = []
+    for resumed in (False, True):
+        own = model()
+        optimizer = psgc.DeMo(own.named_parameters(), lr=0.01, k=1, weight_decay=0.1)
+        draw = torch.Generator().manual_seed(0)
+        for step in range(6):
+            if resumed and step == 3:
+                state = optimizer.state_dict()
+                optimizer = psgc.DeMo(own.named_parameters(), lr=0.5, k=1)
+                optimizer.load_state_dict(state)
+            x = torch.randn(4, 8, generator=draw)
+
+            def closure() -> torch.Tensor:
+                own.zero_grad()  # noqa: B023 - called at once, as the next line
+                loss = own(x).square().sum()  # noqa: B023
+                loss.backward()
+                return loss
+
+            assert optimizer.step(closure) > 0
+        found.append([parameter.detach().clone() for parameter in own.parameters()])
+    for ours, theirs in zip(*found, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [({"decay": 1.5}, "decay from 0 to 1"), ({"k": 0}, "k from 1 to 4096"), ({"lr": -1.0}, "lr and weight_decay of at least 0")],
+)
+def test_numbers_that_do_not_fit_are_told(alone: None, settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(UsageError, match=r".*") as raised:
+        psgc.DeMo(model().named_parameters(), **settings)
+    assert text in str(raised.value)
+
+
+def test_what_is_no_model_is_told(alone: None) -> None:
+    with pytest.raises(UsageError, match=r"expected model.named_parameters"):
+        psgc.DeMo(model().parameters())  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="no parameters that require"):
+        psgc.DeMo([])
+    with pytest.raises(UsageError, match=r"is torch.float64"):
+        psgc.DeMo(model().double().named_parameters())
+    optimizer = psgc.DeMo(model().named_parameters())
+    with pytest.raises(UsageError, match="the state has no momentum"):
+        optimizer.load_state_dict(torch.optim.SGD(model().parameters(), lr=0.1).state_dict())
