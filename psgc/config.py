@@ -125,6 +125,8 @@ class Config:
     heartbeat_s: float = 1.0
     silence_s: float = 5.0
     on_server_loss: str = "restart"
+    on_worker_loss: str = "stop"
+    incarnation: int = 0  # of a worker, from 1, under a launcher that starts another process in its place
     dead_s: float = 60.0  # so that a link that is cut for 20 s, and the kernel's pause after that, cost nothing
     register_timeout_s: float = 300.0
     step_timeout_s: float = 600.0
@@ -266,6 +268,30 @@ class Config:
             )
         if self.async_mode and not self.servers:
             raise ConfigError("PSGC_ASYNC=1 and DMLC_NUM_SERVER=0: servers hold the weights of asynchronous training; start one or more")
+
+        self.require_replaceable()
+
+    def require_replaceable(self) -> None:
+        """Raise ConfigError where workers that die are to be followed by others, but cannot be."""
+        if self.on_worker_loss == "stop":
+            return
+        asked, remedy = f"PSGC_ON_WORKER_LOSS={self.on_worker_loss}", "or leave it at stop"
+        if not self.servers:
+            raise ConfigError(
+                f"{asked} and DMLC_NUM_SERVER=0: workers that exchange among themselves cannot go on without one; start servers, {remedy}"
+            )
+        if self.async_mode:
+            raise ConfigError(
+                f"{asked} and PSGC_ASYNC=1: changes that a dead worker had pushed are in the servers' weights already; unset one, {remedy}"
+            )
+        if self.wire != "psgc":
+            raise ConfigError(
+                f"{asked} and PSGC_WIRE={self.wire}: servers of that wire await every worker's first process; unset one, {remedy}"
+            )
+        if self.torchrun:
+            raise ConfigError(
+                f"{asked} under torchrun, which itself ends all workers when one dies; start the job with psgc run or psgc-launch, {remedy}"
+            )
 
     def require_secret(self) -> None:
         """Raise ConfigError where payloads are to be encrypted, but their keys would not be."""

@@ -258,6 +258,12 @@ VARIABLES: Final = (
         "PSGC_ON_SERVER_LOSS", "on_server_loss", _one_of("restart", "stop"), "s",
         "what a server's death does. restart: its launcher starts it again, and it goes on from what it had committed; stop: the job ends",
     ),
+    Variable(
+        "PSGC_ON_WORKER_LOSS", "on_worker_loss", _one_of("stop", "wait"), "wsc",
+        "what a worker's death does. stop: the job ends; wait: the others wait until its launcher has started another process in its place, which goes on from "
+        "their state (operations.md); of jobs with servers whose script uses psgc.torch.Elastic",
+    ),
+    Variable("PSGC_INCARNATION", "incarnation", _integer(0), "w", "set under PSGC_ON_WORKER_LOSS=wait by launchers: which of its rank's processes it is"),
     Variable("PSGC_REGISTER_TIMEOUT_S", "register_timeout_s", _seconds, "wsc", "registration gives up after this many seconds"),
     Variable("PSGC_STEP_TIMEOUT_S", "step_timeout_s", _seconds, "wsc", "a stalled step, barrier or declaration fails after this many seconds"),
     Variable("PSGC_ABORT_GRACE_S", "abort_grace_s", _seconds, "w", "a failed job's process that has not ended by itself is ended after this many seconds"),

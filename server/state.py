@@ -86,6 +86,9 @@ class ServerState:
     )  # layout, rank -> when the rank last contributed to one of its keys
     retired: set[int] = field(default_factory=set)  # layouts that no rank uses any more
     departed: set[int] = field(default_factory=set)  # ranks that have left the job in order
+    incarnations: dict[int, int] = field(
+        default_factory=dict
+    )  # which of the processes in a rank's place has come last; not in it: the first
     absence: Absence = field(default_factory=lambda: Absence(1.0))  # of this server, which ticks once a heartbeat
     named: dict[tuple[int, ...], Reminder] = field(default_factory=dict)  # awaited ranks; kept for a while after they came
 
@@ -133,7 +136,7 @@ class ServerState:
             if header.epoch != self.epoch:
                 raise RemoteProtocolError(f"epoch {header.epoch} is over, now it is {self.epoch}", ErrorCode.STALE_EPOCH)
             if header.kind == Kind.HELLO:
-                return [self._window(peer, layout) for layout in self.windows]
+                return [*self._greeted(peer, rank, header.step), *(self._window(peer, layout) for layout in self.windows)]
             return self._data(rank, header, payload, now)
         except RemoteProtocolError as error:
             return self._refuse(peer, header, error)
@@ -151,6 +154,20 @@ class ServerState:
             entry.state.reconnected(rank)
         self.peers[rank] = peer
         self.ranks[peer] = rank
+
+    def _greeted(self, peer: Peer, rank: int, incarnation: int) -> list[Effect]:
+        """A rank says which of the processes in its place it is, where it is not the first; it goes on once every server knows."""
+        known = self.incarnations.get(rank, 0)
+        if incarnation < known:
+            raise RemoteProtocolError(f"another process has taken the place of worker {rank}", ErrorCode.NOT_ADMITTED)
+        if incarnation > known:
+            self.incarnations[rank] = incarnation
+            for key, entry in self.keys.items():
+                if isinstance(entry.state, KeyState) and rank in entry.state.spec.ranks:
+                    entry.state.replaced(rank)
+                    if not entry.state.contributions:
+                        self.active.discard(key)
+        return [Send(peer, self._stamp(Header(Kind.HELLO, step=incarnation)))] if incarnation else []
 
     def lost(self, peer: Peer) -> None:
         """The connection is gone. Its worker makes a new one."""

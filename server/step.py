@@ -162,6 +162,9 @@ class KeyState:
     add_back: bool = False
     rescale: float = 1.0  # of the residual's unit, since the residual was last written; a binary32, as headers carry it
     restored: dict[int, int] = field(default_factory=dict)  # elements restored before the first step: first element -> rank
+    withdrawn: set[int] = field(
+        default_factory=set
+    )  # ranks whose contribution is in the sum, but whose present process has not contributed yet
 
     def take_up(self, kept: Kept) -> None:
         """Go on from what a former process of this server has kept. The step that was under way begins again: workers still have its payloads."""
@@ -180,6 +183,10 @@ class KeyState:
                 f"a worker sends the next step only after it decoded the last one",
                 ErrorCode.WRONG_STEP,
             )
+        if rank in self.withdrawn:
+            self.withdrawn.discard(rank)
+            self.wants.add(rank)
+            return [self._ack(rank, header.step), *self._advance()]
         if rank in self.contributions:
             self.wants.add(rank)
             return [self._ack(rank, header.step)]
@@ -189,7 +196,7 @@ class KeyState:
         if header.flags & Flag.WANT_RESULT:
             self.wants.add(rank)
         actions = self._advance()
-        over = self.step > header.step or (self.spec.at_once and len(self.contributions) == len(self.spec.ranks))
+        over = self.step > header.step or (self.spec.at_once and not self.withdrawn and len(self.contributions) == len(self.spec.ranks))
         return actions if over and header.flags & Flag.WANT_RESULT else [self._ack(rank, header.step), *actions]
 
     def pull(self, rank: int, step: int) -> list[Action]:
@@ -198,7 +205,7 @@ class KeyState:
         self._check_contributor(rank)
         if self.result is not None and step == self.result.step:
             return [self._ack(rank, step) if self._is_queued(rank) else self._answer(rank)]
-        if step == self.step and rank in self.contributions:
+        if step == self.step and rank in self.contributions and rank not in self.withdrawn:
             self.wants.add(rank)
             return [self._ack(rank, step)]
         if step < self.step:
@@ -208,6 +215,19 @@ class KeyState:
     def reconnected(self, rank: int) -> None:
         """The rank has a new connection: messages that were queued on the old one may be lost."""
         self.queued &= ~(1 << rank)
+
+    def replaced(self, rank: int) -> None:
+        """Another process has taken the rank's place. What the former one has contributed to this step does not count: the new one may still have to take the
+        step before, whose result is kept until it comes to this one. What has been folded already stays in the sum, and then stands for what comes."""
+        self.wants.discard(rank)
+        self.reconnected(rank)
+        if rank not in self.contributions or (self.folding and self.next_block == self._blocks - 1):
+            return  # of a step that is being completed all ranks are known to have taken the one before
+        if self.spec.ranks.index(rank) // FOLD_RANKS < self.next_block + self.folding:
+            self.withdrawn.add(rank)
+        else:
+            del self.contributions[rank]
+            self.poisoned = any(contribution.nonfinite for contribution in self.contributions.values())
 
     def residual(self, rank: int, header: Header) -> list[Action]:
         """Answer a RESIDUAL with elements of the residual as of this rank's last step. Changes nothing. Raises RemoteProtocolError."""
@@ -265,7 +285,7 @@ class KeyState:
         """Ranks whose contribution to the present step is missing; empty while no rank has contributed."""
         if not self.contributions:
             return []
-        return [rank for rank in self.spec.ranks if rank not in self.contributions]
+        return [rank for rank in self.spec.ranks if rank not in self.contributions or rank in self.withdrawn]
 
     def wait_text(self, missing: str, more: str = "") -> str:
         """A log line on what is awaited from the ranks ``missing``. more: words on further keys that are awaited from them."""
@@ -323,16 +343,19 @@ class KeyState:
                 )
         return Contribution(None if skipped or nonfinite else payload, skipped, nonfinite, previous_skipped, header.rescale, raised)
 
+    @property
+    def _blocks(self) -> int:
+        return -(-len(self.spec.ranks) // FOLD_RANKS)
+
     def _advance(self) -> list[Action]:
         """Fold the next block if it is complete and nothing is being folded."""
-        blocks = -(-len(self.spec.ranks) // FOLD_RANKS)
         while not self.folding:
             ranks = self.spec.ranks[self.next_block * FOLD_RANKS : (self.next_block + 1) * FOLD_RANKS]
             if not all(rank in self.contributions for rank in ranks):
                 return []
             payloads = tuple(c.payload for rank in ranks if (c := self.contributions[rank]).payload is not None)
-            if self.next_block == blocks - 1:
-                return self._complete(payloads)
+            if self.next_block == self._blocks - 1:
+                return [] if self.withdrawn else self._complete(payloads)
             if payloads and not self.poisoned:
                 self.folding = True
                 return [Fold(self.spec.key, self.step, payloads, self.fresh, last=False)]

@@ -82,7 +82,8 @@ Action = Transmit | Result | Failed | Greet | Transferred | Measured
 @dataclass(slots=True)
 class _Server:
     """sending: what may leave for it; moved: when it last answered, or its connection's queue last moved; named: of what has been awaited from it, until that
-    is a while ago; pace: set once there is a connection to measure; measured: also True for a connection that needs no measurement."""
+    is a while ago; pace: set once there is a connection to measure; measured: also True for a connection that needs no measurement; greeted: the server has
+    answered HELLO, as it does to a process that has taken another's place."""
 
     sending: Sending
     up: bool = False
@@ -90,6 +91,7 @@ class _Server:
     named: Reminder | None = None
     pace: Pace | None = None
     measured: bool = False
+    greeted: bool = False
     transfers: Transfers = field(default_factory=Transfers)
 
 
@@ -108,18 +110,20 @@ class Client:
     """See the module's text. credit_bytes, credit_parts: as in ``Credit``."""
 
     def __init__(
-        self, rank: int, job: int, epoch: int, server_count: int, credit_bytes: int = 0, credit_parts: int = -1, silence_s: float = 5.0
-    ) -> None:
+        self, rank: int, job: int, epoch: int, server_count: int, credit_bytes: int = 0, credit_parts: int = -1, silence_s: float = 5.0,
+        incarnation: int = 0,
+    ) -> None:  # fmt: skip
         self.rank, self.job, self.epoch, self.silence_s = rank, job, epoch, silence_s
+        self.incarnation = incarnation
         self.parts: dict[int, PartState] = {}
         self.servers = [_Server(Sending(Credit(credit_bytes, credit_parts))) for _ in range(server_count)]
         self.counts = Counts()
         self._outstanding: set[int] = set()
 
-    def add_layout(self, layout: Layout, push_codec_ids: dict[int, int]) -> None:
-        """Add the parts of ``layout``. push_codec_ids: by key."""
+    def add_layout(self, layout: Layout, push_codec_ids: dict[int, int], steps: int = 0) -> None:
+        """Add the parts of ``layout``. push_codec_ids: by key. steps: that this rank has taken of it already, in another process."""
         for bucket, part in layout.parts():
-            self.parts[part.key] = PartState(PartPlace.of(layout, bucket, part, push_codec_ids[part.key]), bucket.priority)
+            self.parts[part.key] = PartState(PartPlace.of(layout, bucket, part, push_codec_ids[part.key]), bucket.priority, steps)
 
     def submit(
         self, key: int, now: float, payload_bytes: int = 0, *, nonfinite: bool = False, skip: bool = False, previous_skipped: int = 0,
@@ -173,6 +177,11 @@ class Client:
         return state.moved if waits else now
 
     @property
+    def greeted(self) -> bool:
+        """Whether every server knows that this process has taken another's place, if it has."""
+        return not self.incarnation or all(state.greeted for state in self.servers)
+
+    @property
     def measured(self) -> bool:
         """Whether every server has a connection, and each connection that needs measuring has been measured."""
         return all(state.measured for state in self.servers)
@@ -208,6 +217,9 @@ class Client:
             return self._error(header, payload)
         if header.kind == Kind.MEASURE:
             return self._echoed(server, header.payload_bytes, now)
+        if header.kind == Kind.HELLO:
+            self.servers[server].greeted = True
+            return []
         self.servers[server].moved = now
         part = self.parts.get(header.key)
         if part is None or part.place.server != server:

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
@@ -33,7 +34,7 @@ from psgc.worker.published import check_value
 from psgc.worker.residuals.memory import own_memory, questions, take_answers, take_up
 from psgc.worker.residuals.residual import LayoutMemory
 from psgc.worker.residuals.transfers import Transfer
-from psgc.worker.session import ROOT_OF, BucketBuffer, Ticket
+from psgc.worker.session import ROOT_OF, BucketBuffer, Handover, Progress, Ticket
 from psgc.worker.submission import Submission
 
 logger = logging.getLogger(__name__)
@@ -61,6 +62,7 @@ class ClusterSession(SessionWithOutcome):
         self._opening = threading.Lock()
         self._lock = threading.Lock()
         self._barriers = 0
+        self._behind = False  # this process has taken another's place, and has not the job's state yet
 
     @classmethod
     def open(cls, config: Config) -> ClusterSession:
@@ -85,7 +87,9 @@ class ClusterSession(SessionWithOutcome):
         session.rank, session.ranks = topology.rank, Ranks(topology.node_sizes, topology.node_roots, topology.switches)
         host = Host(session, session._groups, session._network.ask_turn, session._network, config.nonfinite == "raise", config.collectives)
         executor = session._executor = Executor(host, pool_threads(config))
-        session._network.steps = executor
+        session.incarnation = max(1, topology.incarnation)
+        session._behind = session.incarnation > 1
+        session._network.steps_of, session._network.handovers = executor, session._without_state
         session._network.membership.reporter = session._short_report
         logger.info("joined rank=%d size=%d servers=%d", topology.rank, topology.size, len(topology.servers))
         return session
@@ -99,7 +103,12 @@ class ClusterSession(SessionWithOutcome):
         self._network.declare(declaration, lambda _: ticket.finish())
         self.wait([ticket])
         layout = self._network.membership.layouts[declaration.name]
-        self._executor.add(layout)
+        if self.config.on_worker_loss != "stop" and any(bucket.over_groups for bucket in layout.buckets):
+            raise UsageError(
+                f"PSGC_ON_WORKER_LOSS={self.config.on_worker_loss}: {layout.name!r} has options over groups of ranks, whose connections do not outlive a "
+                f"member; use a plan in which every rank pushes to servers, or PSGC_ON_WORKER_LOSS=stop"
+            )
+        self._executor.add(layout, self._network.membership.taken.get(layout.name, 0))
         return layout
 
     def _groups(self, name: str) -> Groups:
@@ -134,7 +143,7 @@ class ClusterSession(SessionWithOutcome):
 
     def _opened(self, layout: Layout) -> None:
         """A named tensor's layout is there: its steps begin in the order of their submission. In the network thread."""
-        self._executor.add(layout)
+        self._executor.add(layout, self._network.membership.taken.get(layout.name, 0))
         with self._opening:
             for submission in self._early.pop(layout.name):
                 self._executor.submit(layout, 0, submission)
@@ -151,10 +160,40 @@ class ClusterSession(SessionWithOutcome):
         passed.wait()
         self.check()
 
+    @property
+    def progress(self) -> Progress:
+        network = self._network
+        return Progress({name: network.steps(layout) for name, layout in list(network.membership.layouts.items())}, self._barriers)
+
+    def catch_up(self, progress: Progress) -> None:
+        self._network.membership.taken.update(progress.steps)
+        self._barriers, self._behind = progress.barriers, False
+        self._network.tell_state()
+
+    def _without_state(self, handover: Handover) -> None:
+        if not handover.takes:
+            self.fail(
+                f"rank {handover.other} died and another process takes its place, but the script of rank {self.rank} has no psgc.torch.Elastic, which would "
+                f"give it the job's state (PSGC_ON_WORKER_LOSS={self.config.on_worker_loss})"
+            )
+
+    def stepped(self) -> None:
+        self.outcome.launcher.tell("stepped")
+
+    def hear_of_handovers(self, hear: Callable[[Handover], None]) -> None:
+        self._network.handovers = hear
+
+    def ask_state(self, failed: int) -> None:
+        self._network.ask_state(failed)
+
     def publish(self, name: str, value: bytes) -> None:
         self.check()
         check_value(name, value)
         self._network.publish(name, value)
+
+    def lookup_soon(self, name: str, then: Callable[[bytes], None]) -> None:
+        check_value(name)
+        self._network.look_up(name, then)
 
     def lookup(self, name: str) -> bytes:
         self.check()
@@ -278,6 +317,11 @@ class ClusterSession(SessionWithOutcome):
     def _checked(self, given: Declaration) -> Declaration:
         """With the job's seed and placement. Checked before it is sent: its codec, and that it agrees with an earlier one of this name."""
         self.check()
+        if self._behind:
+            raise UsageError(
+                f"this process has taken the place of rank {self.rank}'s, which died, and has not the job's state yet: before {given.name!r} is synchronised, "
+                f"go through the steps of psgc.torch.Elastic"
+            )
         with self._lock:
             known = self._names.get(given.name)
             if known is not None and known.given is given:

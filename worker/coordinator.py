@@ -30,6 +30,7 @@ from psgc.wire.messages import ErrorCode, Notice, Published, Topology, decode_bo
 from psgc.worker.admission import TICK_S, Admission
 from psgc.worker.membership import Membership
 from psgc.worker.requests import Requests
+from psgc.worker.session import Handover
 
 logger = logging.getLogger(__name__)
 TURN_S: Final = 0.02  # time for the scheduler's messages in one turn of the network thread
@@ -41,6 +42,7 @@ class Owner(Protocol):
     def joined(self, topology: Topology) -> None: ...
     def laid_out(self, layout: Layout) -> None: ...
     def turn(self, key: int) -> None: ...
+    def hand_over(self, handover: Handover) -> None: ...
     def failed(self, text: str) -> None: ...
 
 
@@ -197,6 +199,8 @@ class Coordinator:
         elif header.kind == Kind.TURN:
             for key in self.requests.turns(Turn(header.plan, Use(header.key, header.step))):
                 self._owner.turn(key)
+        elif header.kind == Kind.STATE:
+            self._owner.hand_over(Handover(header.step, header.plan, takes=header.key == 1))
         elif header.kind == Kind.PUBLISH:
             self.requests.published(header.plan)
         elif header.kind == Kind.LOOKUP:

@@ -25,12 +25,14 @@ class Waiting:
 
 @dataclass(slots=True)
 class Membership:
-    """Of one worker. topology: None until everyone is there. reporter: makes what this rank tells of itself once a heartbeat, and is set by the session."""
+    """Of one worker. topology: None until everyone is there. reporter: makes what this rank tells of itself once a heartbeat, and is set by the session.
+    taken: by layout, steps that the rank had taken before this process took another's place; set before any layout is declared."""
 
     topology: Topology | None = None
     layouts: dict[str, Layout] = field(default_factory=dict)  # by name
     waiting: Waiting = field(default_factory=Waiting)
     reporter: Callable[[], Report] | None = None
+    taken: dict[str, int] = field(default_factory=dict)
 
     @property
     def rank_text(self) -> str:

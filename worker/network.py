@@ -34,6 +34,7 @@ from psgc.worker.membership import Membership
 from psgc.worker.outcome import Outcome
 from psgc.worker.push_pull import PushPull
 from psgc.worker.residuals.transfers import Transfer
+from psgc.worker.session import Handover
 from psgc.worker.tickets import StepTicket
 
 logger = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ class Stages:
 
 
 class Network(threading.Thread):
-    """Start it, then ``stages.ready`` is set once the scheduler has everyone, or the outcome says why not. steps: the executor, once it is there."""
+    """Start it, then ``stages.ready`` is set once the scheduler has everyone, or the outcome says why not. steps_of: the executor, once it is there."""
 
     def __init__(self, config: Config, outcome: Outcome) -> None:
         super().__init__(name="psgc-network", daemon=True)
@@ -69,7 +70,8 @@ class Network(threading.Thread):
         self.stages = Stages()
         self.membership = Membership()
         self.trace = worker_trace(config)
-        self.steps: Steps | None = None
+        self.steps_of: Steps | None = None
+        self.handovers: Callable[[Handover], None] | None = None  # set by the session
         self._watch = Watch()
         self._context: zmq.Context[Any] = zmq.Context()
         self._coordinator = Coordinator(self._context, config, self.membership, self)
@@ -144,6 +146,18 @@ class Network(threading.Thread):
         """Call it in this thread, unless the job has failed."""
         self.mailbox.put(lambda: None if self.outcome.failed else call(*args))
 
+    def ask_state(self, failed: int) -> None:
+        """Ask who gives this process the job's state. failed: how many handovers have failed."""
+        self._ask(self._coordinator.requests.ask_state, failed)
+
+    def tell_state(self) -> None:
+        """This process has the job's state."""
+        self._ask(self._coordinator.requests.tell_state)
+
+    def steps(self, layout: Layout) -> int:
+        """See ``PushPull.steps``."""
+        return self._push_pull.steps(layout)
+
     def close(self) -> None:
         self.mailbox.put(self._close)
 
@@ -161,12 +175,17 @@ class Network(threading.Thread):
         """A layout has been agreed."""
         if self.trace is not None:
             self.trace.laid_out(layout)
-        self._push_pull.add(layout)
+        self._push_pull.add(layout, self.membership.taken.get(layout.name, 0))
+
+    def hand_over(self, handover: Handover) -> None:
+        """The scheduler has said who gives the job's state to whom."""
+        if self.handovers is not None:
+            self.handovers(handover)
 
     def turn(self, key: int) -> None:
         """A key's next step has its turn among named tensors."""
-        if self.steps is not None:
-            self.steps.turn(key)
+        if self.steps_of is not None:
+            self.steps_of.turn(key)
 
     def failed(self, text: str) -> None:
         """The job has failed: release every waiter, and end the process if it does not end by itself."""
@@ -232,8 +251,8 @@ class Network(threading.Thread):
             texts = client.tick(now, self._coordinator.told)
             for text in texts if texts and self._coordinator.voice.speaks(PARTS) else ():
                 logger.warning("%s", text)
-        if self.steps is not None and not self.outcome.failed:
-            for text in self.steps.late(now, self.config.silence_s):
+        if self.steps_of is not None and not self.outcome.failed:
+            for text in self.steps_of.late(now, self.config.silence_s):
                 self.say("groups", text)
         if since is None:
             return False

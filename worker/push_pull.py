@@ -50,14 +50,19 @@ class PushPull:
         config = self._config
         self.client = Client(
             topology.rank, config.job, topology.epoch, len(topology.servers), config.credit_bytes, config.credit_parts,
-            silence_s=config.silence_s,
+            silence_s=config.silence_s, incarnation=topology.incarnation,
         )  # fmt: skip
         self.connections.connect(topology, self.client, began)
 
-    def add(self, layout: Layout) -> None:
-        """A layout has been agreed: make its slots."""
+    def add(self, layout: Layout, steps: int) -> None:
+        """A layout has been agreed: make its slots. steps: as of ``Client.add_layout``."""
         assert self.client is not None
-        self.client.add_layout(layout.served, self.contributions.add(layout, self.client.rank))
+        self.client.add_layout(layout.served, self.contributions.add(layout, self.client.rank), steps)
+
+    def steps(self, layout: Layout) -> int:
+        """How many steps of the layout this rank has taken; none is under way."""
+        assert self.client is not None
+        return max((self.client.parts[part.key].step for _, part in layout.served.parts()), default=0)
 
     def retire(self, layout: Layout) -> None:
         """See ``Network.retire``."""

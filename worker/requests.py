@@ -54,6 +54,7 @@ class Requests:
         self._lookups: dict[str, _Lookup] = {}
         self._agenda = Agenda()
         self._barriers: dict[tuple[int, int], threading.Event] = {}  # by layout (0: none) and number
+        self._state: int | None = None  # while this process needs the job's state: how many handovers have failed
 
     def _number(self) -> int:
         self._count += 1
@@ -131,8 +132,20 @@ class Requests:
         for then in lookup.then if lookup is not None else ():
             then(published.data)
 
+    def ask_state(self, failed: int) -> None:
+        """Ask who gives this process the job's state, until ``tell_state``."""
+        self._state = failed
+        self._send(Kind.STATE, plan=failed)
+
+    def tell_state(self) -> None:
+        """This process has the job's state."""
+        self._state = None
+        self._send(Kind.STATE, key=1)
+
     def say_again(self) -> None:
         """On a new connection: repeat what is unanswered."""
+        if self._state is not None:
+            self._send(Kind.STATE, plan=self._state)
         for declared in self._declared.values():
             self._send(Kind.DECLARE, declared.digest, plan=declared.request, step=declared.rate)
         for layout, number in self._barriers:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from numpy.typing import NDArray
@@ -65,6 +66,24 @@ class Ticket(Protocol):
         """True once ``store`` has returned, or the job has failed."""
 
 
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """The job's state goes from one rank to another, whose process has taken a dead one's place. number: of all that the job has had; 0: the one under way has
+    failed. other: the rank at the other end. takes: whether this rank takes it; else it gives it."""
+
+    number: int
+    other: int
+    takes: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a rank has come between two steps. steps: of each layout, by name; barriers: that it has called."""
+
+    steps: Mapping[str, int]
+    barriers: int
+
+
 class Session(ABC):
     """One process's membership of a job. All methods may be called from any thread; none calls back into the caller's locks."""
 
@@ -73,6 +92,7 @@ class Session(ABC):
     ranks: Ranks  # all of the job's
     figures: Figures | None = None  # of its steps, where somebody is told of them
     trace: WorkerTrace | None = None  # where this process records its timeline, if it does
+    incarnation: int = 1  # which of the processes that follow one another in its rank's place it is
     groups_of: Callable[[str], Groups] | None = None  # makes groups by a name, where the front end has a backend for them
 
     @property
@@ -125,6 +145,23 @@ class Session(ABC):
     def barrier(self) -> None:
         """Wait until every worker has called it as often as this one."""
 
+    @property
+    def progress(self) -> Progress:
+        """How far this rank has come. Nothing is under way."""
+        return Progress({}, 0)
+
+    def catch_up(self, progress: Progress) -> None:  # noqa: B027 - nobody takes the place of a process that is alone
+        """This process has taken another's place, and has the state of a rank that has come so far. Nothing has been declared yet."""
+
+    def hear_of_handovers(self, hear: Callable[[Handover], None]) -> None:  # noqa: B027
+        """Have ``hear`` called, in one of psgc's threads, for each handover of the job's state in which this rank takes part."""
+
+    def ask_state(self, failed: int) -> None:  # noqa: B027
+        """Ask who gives this rank the job's state: ``hear_of_handovers`` tells. failed: how many handovers have failed."""
+
+    def stepped(self) -> None:  # noqa: B027
+        """This process, which has taken another's place, has completed a step: its launcher starts another again, should it die, too."""
+
     @abstractmethod
     def publish(self, name: str, value: bytes) -> None:
         """Keep a value with the scheduler, to the job's end, for every rank that looks it up. A name has one value in a job. Returns at once.
@@ -139,6 +176,10 @@ class Session(ABC):
     @abstractmethod
     def check(self) -> None:
         """Raise the error that ended the job, if one has."""
+
+    def lookup_soon(self, name: str, then: Callable[[bytes], None]) -> None:
+        """Call ``then``, in one of psgc's threads, with a published value once it is there; never if the job fails before."""
+        then(self.lookup(name))
 
     @property
     def synchronised(self) -> bool:

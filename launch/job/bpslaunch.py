@@ -222,11 +222,11 @@ def _run_members(
     places = _places(env, size) if workers else []
     servers = servers_of(env) if "server" in roles else []
     prepare(_codecs(env))
-    configs: dict[int, Config] = {}
+    configs: dict[str, Config] = {}  # of workers, by their processes' names
 
     def absent(child: Child) -> None:
-        if child.pid in configs:
-            tell_absence(configs[child.pid], child.describe_end())
+        if child.name in configs:
+            tell_absence(configs[child.name], child.describe_end())
 
     own = Config.from_env(of_machine(env), role="worker" if workers else "server")
     count = len(servers) + size + ("scheduler" in roles)
@@ -236,7 +236,7 @@ def _run_members(
     supervised = Supervisor(
         "psgc-launch", prefix and count > 1, _patience(own, env), absent=None if alone or not workers else absent, verdict=verdict
     )
-    with supervised as supervisor, passing_on(lambda: [child for child in supervisor.children if child.pid in configs]):
+    with supervised as supervisor, passing_on(lambda: [child for child in supervisor.children if child.name in configs]):
         role = [sys.executable, "-m", "psgc.launch.job.role"]
         if "scheduler" in roles:
             _start(supervisor, "scheduler", [*role, "scheduler"], {**env, "DMLC_ROLE": "scheduler"}, service=ends_with_workers)
@@ -257,8 +257,12 @@ def _run_members(
                 **env, **shared_cores(env, size, pinned=any(cores)), **places[local_rank], **seen_devices(env, local_rank), "DMLC_ROLE": "worker",
                 **place_of(env, local_rank), "BYTEPS_LOCAL_RANK": str(local_rank), "BYTEPS_LOCAL_SIZE": str(size), "PYTHONUNBUFFERED": "1",
             }  # fmt: skip
-            config = Config.from_env(full)
-            configs[_start(supervisor, f"worker {local_rank}", [*near, *command], full, cores=cores[local_rank]).pid] = config
+            config, name = Config.from_env(full), f"worker {local_rank}"
+            if not config.solo:
+                config.require_replaceable()
+            configs[name] = config
+            replaced = config.on_worker_loss == "wait" and not config.solo
+            _start(supervisor, name, [*near, *command], full, cores=cores[local_rank], replaced=replaced)
         return supervisor.run()
 
 
@@ -321,9 +325,9 @@ def _places(env: Mapping[str, str], size: int) -> list[dict[str, str]]:
 
 def _start(
     supervisor: Supervisor, name: str, command: list[str], env: Mapping[str, str], *, keep_memory: bool = False, cores: Iterable[int] = (),
-    service: bool = False,
+    service: bool = False, replaced: bool = False,
 ) -> Child:  # fmt: skip
     try:
-        return supervisor.start(name, command, env, keep_memory=keep_memory, cores=cores, service=service)
+        return supervisor.start(name, command, env, keep_memory=keep_memory, cores=cores, service=service, replaced=replaced)
     except OSError as error:
         raise PsgcError(f"cannot start {name}: {error}; see `ulimit -u -n`") from None

@@ -31,7 +31,7 @@ from psgc.transport.security import encryption
 # Variables that identify a process in another job (the shell's, or the one that this command runs in); they do not apply to this job.
 NOT_INHERITED: Final = {
     "DMLC_ROLE", "PSGC_SERVERS", "DMLC_WORKER_ID", "DMLC_SERVER_ID", "DMLC_NODE_HOST", "DMLC_INTERFACE", "DMLC_PORT", "PSGC_ADVERTISE", "PSGC_KEEPER_FD",
-    "PSGC_SCHEDULER_FD", "PSGC_SERVES_AGAIN", "PSGC_LINK_MBIT", "PSGC_LINK_FD",
+    "PSGC_SCHEDULER_FD", "PSGC_SERVES_AGAIN", "PSGC_INCARNATION", "PSGC_LINK_MBIT", "PSGC_LINK_FD",
     "BYTEPS_LOCAL_RANK", "BYTEPS_LOCAL_SIZE", *ranks.NAMES, *ranks.MASTER, *ranks.TORCHRUNS,
 }  # fmt: skip
 
@@ -97,8 +97,9 @@ def run_job(command: Sequence[str], *, workers: int = 2, servers: int = 1, nodes
         try:
             _start_services(supervisor, env, listener, servers, link_mbit, links)
             _start_workers(
-                supervisor, {**env, **(found_as_byteps(env) if as_byteps else {})}, command, workers, nodes, cores, link_mbit, before
-            )
+                supervisor, {**env, **(found_as_byteps(env) if as_byteps else {})}, command, workers, nodes, cores, link_mbit, before, links,
+                config.on_worker_loss == "wait",
+            )  # fmt: skip
         except OSError as error:
             raise PsgcError(f"run: cannot start process {len(supervisor.children) + 1} of the job: {error}; see `ulimit -u -n`") from None
         listener.close()  # the scheduler has its own descriptor; without it nobody would listen
@@ -134,28 +135,30 @@ def _start_services(
 
 def _start_workers(
     supervisor: Supervisor, env: Mapping[str, str], command: Sequence[str], workers: int, nodes: int, cores: Sequence[Iterable[int]],
-    link_mbit: float | None, before: Sequence[Sequence[str]],
+    link_mbit: float | None, before: Sequence[Sequence[str]], links: ExitStack, replaced: bool,
 ) -> None:  # fmt: skip
-    """Start the workers, spread evenly over the simulated nodes (sizes differ by at most one)."""
+    """Start the workers, spread evenly over the simulated nodes (sizes differ by at most one). links: closes nodes' links at the job's end, since workers may
+    be ``replaced``."""
     sizes = [workers // nodes + (node < workers % nodes) for node in range(nodes)]
     meeting_place = ranks.meeting_place(os.environ)
     for node, local_size in enumerate(sizes):
-        with _link(link_mbit) as (link, fds):
-            for local_rank in range(local_size):
-                worker = {
-                    **env, **meeting_place, **ranks.place(sizes, node, local_rank), **link, "DMLC_ROLE": "worker", "DMLC_WORKER_ID": str(node),
-                    "BYTEPS_LOCAL_RANK": str(local_rank), "BYTEPS_LOCAL_SIZE": str(local_size),
-                }  # fmt: skip
-                rank = int(worker["RANK"])
-                words = [*before[rank], *command] if before else command
-                supervisor.start(
-                    f"worker {rank}",
-                    words,
-                    {**worker, **seen_devices(env, rank)},
-                    who=f"rank {rank}",
-                    cores=cores[rank] if cores else (),
-                    pass_fds=fds,
-                )
+        link, fds = links.enter_context(_link(link_mbit))
+        for local_rank in range(local_size):
+            worker = {
+                **env, **meeting_place, **ranks.place(sizes, node, local_rank), **link, "DMLC_ROLE": "worker", "DMLC_WORKER_ID": str(node),
+                "BYTEPS_LOCAL_RANK": str(local_rank), "BYTEPS_LOCAL_SIZE": str(local_size),
+            }  # fmt: skip
+            rank = int(worker["RANK"])
+            words = [*before[rank], *command] if before else command
+            supervisor.start(
+                f"worker {rank}",
+                words,
+                {**worker, **seen_devices(env, rank)},
+                who=f"rank {rank}",
+                cores=cores[rank] if cores else (),
+                pass_fds=fds,
+                replaced=replaced,
+            )
 
 
 def _check(command: Sequence[str], workers: int, servers: int, nodes: int) -> None:

@@ -33,7 +33,7 @@ class Child:
     who: str  # in sentences
     service: bool  # ends by itself once the others have
     keeper: Keeper | None
-    start_again: Callable[[Keeper], Child] | None  # another process in its place, with what this one has left
+    start_again: Callable[[Keeper | None], Child] | None  # another process in its place, with what this one has left
     relays: dict[IO[bytes], Relay] = field(default_factory=dict)
     status: int | None = None  # as Popen's returncode, once the leader has ended
     gone: bool = False  # no process of its group is left
@@ -47,7 +47,7 @@ class Child:
         cls, name: str, command: Sequence[str], env: Mapping[str, str], relays: tuple[Relay, Relay], *, who: str = "",
         service: bool = False,
         keep_memory: bool = False, pass_fds: Iterable[int] = (), cores: Iterable[int] = (), stdin: int = subprocess.DEVNULL,
-        keeper: Keeper | None = None, start_again: Callable[[Keeper], Child] | None = None,
+        keeper: Keeper | None = None, start_again: Callable[[Keeper | None], Child] | None = None,
     ) -> Child:  # fmt: skip
         """Run ``command``. relays: of stdout and stderr. cores: stay on these. stdin: a descriptor. keeper: with what a former process has left. Raises OSError
         if no process can be made."""

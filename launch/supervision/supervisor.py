@@ -7,6 +7,7 @@ one selector over output pipes, keepers' sockets, reports and signals.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import selectors
 import signal
@@ -116,19 +117,22 @@ class Supervisor:
     def start(
         self, name: str, command: Sequence[str], env: Mapping[str, str], *, who: str = "", service: bool = False,
         keep_memory: bool = False, pass_fds: Iterable[int] = (), cores: Iterable[int] = (), stdin: int = subprocess.DEVNULL,
-        notes: Callable[[str], None] | None = None,
+        notes: Callable[[str], None] | None = None, replaced: bool = False,
     ) -> Child:  # fmt: skip
         """Start one process in a session of its own. who: in sentences; default: its name, until it has joined as some rank. keep_memory: it is a server, which
-        may be started again; ``pass_fds`` stay open until the job's end.
+        may be started again; ``pass_fds`` stay open until the job's end. replaced: it is a worker, which may be started again; so are its ``pass_fds``.
 
         service: it ends by itself when all others have. notes: takes what its stderr has for the launcher. Raises OSError."""
         env = {**env, "PSGC_LAUNCHER": self._reports.address(len(self.children))}
 
+        pass_fds, incarnations = list(pass_fds), itertools.count(1)
+
         def begin(keeper: Keeper | None = None) -> Child:
             relays = (self._relay(name, sys.stdout), self._relay(name, sys.stderr, notes))
+            own = {**env, "PSGC_INCARNATION": str(next(incarnations))} if replaced else env
             return Child.start(
-                name, command, env, relays, who=who, service=service, keep_memory=keep_memory, pass_fds=pass_fds, cores=cores, stdin=stdin,
-                keeper=keeper, start_again=begin if keep_memory else None,
+                name, command, own, relays, who=who, service=service, keep_memory=keep_memory, pass_fds=pass_fds, cores=cores, stdin=stdin,
+                keeper=keeper, start_again=begin if keep_memory or replaced else None,
             )  # fmt: skip
 
         child = begin()
@@ -265,19 +269,18 @@ class Supervisor:
             self._end_within(0 if self.blame.unneeded else self._patience.service_s)
 
     def _start_again(self, child: Child) -> bool:
-        """Start a server again that has ended, unless it was told why, or ends again and again. Returns whether another process goes on in its place."""
+        """Start a server or a worker again that has ended, unless it was told why, or ends again and again. Returns whether another process goes on in its
+        place."""
         number = self.children.index(child)
-        if (
-            child.keeper is None
-            or child.start_again is None
-            or not child.status
-            or self.blame.failed
-            or self.blame.accounts[number].informed
-        ):
+        account = self.blame.accounts[number]
+        if child.start_again is None or not child.status or self.blame.failed or account.informed:
             return False
-        child.keeper.receive()
-        if not child.keeper.followable:
+        if child.keeper is None and not 0 <= account.left < account.joined:  # a worker in no job
             return False
+        if child.keeper is not None:
+            child.keeper.receive()
+            if not child.keeper.followable:
+                return False
         now = time.monotonic()
         ends = self._ends[number] = [when for when in self._ends.get(number, ()) if now - when < POISON_S] + [now]
         if len(ends) > POISON:
@@ -285,15 +288,22 @@ class Supervisor:
                 f"{child.name} has ended {len(ends)} times in {now - ends[0]:.0f} s and completed no step in between, so it is not started again"
             )
             return False
-        with contextlib.suppress(KeyError):
-            self._selector.unregister(child.keeper.socket)
         try:
-            child.keeper.renew()
+            if child.keeper is not None:
+                with contextlib.suppress(KeyError):
+                    self._selector.unregister(child.keeper.socket)
+                child.keeper.renew()
             successor = child.start_again(child.keeper)
         except OSError as error:
             self._say(f"{child.name} cannot be started again: {error}; see `ulimit -u -n`")
             return False
-        self._say(f"{child.describe_end()}; it is started again and goes on from what it had committed")
+        goes_on = (
+            "another process takes its place" if child.keeper is None else "it is started again and goes on from what it had committed"
+        )
+        self._say(f"{child.describe_end()}; {goes_on}")
+        if child.keeper is None:
+            account.begun = account.joined = account.left  # it joins the same job once more
+            self._saving.discard(number)
         child.keeper = None
         self.children[number] = successor
         self._former.append(child)

@@ -18,6 +18,7 @@ from psgc.processes.reminder import Reminder
 from psgc.scheduler.actions import Action, End, Log, Send
 from psgc.scheduler.agreements import Agreements
 from psgc.scheduler.events import Events
+from psgc.scheduler.losses import Losses, may_be_replaced
 from psgc.scheduler.lateness import Lateness, Overdue
 from psgc.scheduler.post import Post
 from psgc.scheduler.rendezvous import Gathering
@@ -56,7 +57,8 @@ class Membership:
     launched: bool = False  # a launcher on this host has started all the others, and reports one that ends
     again: bool = False  # this scheduler's process has seen a job to its end: no worker may begin another
     roster: Roster = field(init=False)
-    agreements: Agreements | None = None  # once everyone is there
+    agreements: Agreements | None = None  # this and the next: once everyone is there
+    losses: Losses | None = None
     _named: Reminder = field(init=False)  # of members that have not registered
     _told: float = field(init=False)  # when the registered members were last told who is missing
     _stalled: float = float("-inf")  # when a stalled step was last named
@@ -126,10 +128,11 @@ class Membership:
         for member in () if was_away else self.roster:  # first handle the last messages of members that ended in the meantime
             if (text := self._death(member, now)) is not None:
                 return self.abort(text, now)
+        mourned = [action for member in self.roster for action in self._mourn(member, now)]
         if self.agreements is None:
             return self._await_members(now)
         silent = [log for member in self.roster if (log := self._silence(member, now)) is not None]
-        return silent + (self._deserted(now) or self._name_late(now))
+        return [*mourned, *silent, *(self._deserted(now) or self._name_late(now))]
 
     def _was_away(self, now: float) -> bool:
         """Whether this process did not run since the last tick (it was stopped, or the machine slept). Members are not silent because of that."""
@@ -187,6 +190,8 @@ class Membership:
     def _succeeded(self, server: Member, peer: bytes, register: Register, now: float) -> list[Action]:
         """A server's launcher has started it again: it goes on from what its former process has left, at the same address."""
         before = server.register
+        if register.role == "worker":
+            return self._replaced(server, peer, register, now)
         if register.incarnation <= before.incarnation:
             return []  # a former process's word, late
         if (register.address, register.local_address, register.more) != (before.address, before.local_address, before.more):
@@ -200,6 +205,15 @@ class Membership:
             return log
         self.agreements.declarations.begins_anew(server.rank)
         return [*log, self._topology(server), *self._layouts_again(server)]
+
+    def _replaced(self, worker: Member, peer: bytes, register: Register, now: float) -> list[Action]:
+        assert self.losses is not None, "a worker's former process is known once everyone was there"
+        if register.incarnation <= worker.register.incarnation and worker.gone is None:
+            raise RemoteProtocolError(f"another process has taken the place of {worker.label}", ErrorCode.NOT_ADMITTED)
+        if register.version != __version__:
+            who = f"pid {register.pid} on {register.hostname}"
+            return self.abort(f"{who}, which is to take the place of {worker.label}, runs psgc {register.version}, the job {__version__}", now)
+        return [*self.losses.replace(worker, peer, register, now), self._topology(worker)]
 
     def _of_another_version(self, peer: bytes, header: Header, body: bytes, now: float) -> list[Action]:
         """End a job that is not complete, as for another contradiction, and tell the member so in its own version."""
@@ -247,6 +261,7 @@ class Membership:
     def _admit_all(self, now: float) -> list[Action]:
         workers = self.roster.number(self.epoch)
         self.agreements = Agreements(self.roster, self._post)
+        self.losses = Losses(self.roster, self._post, self.agreements)
         for member in self.roster:
             member.last_seen, member.named = now, None
         text = f"everyone is there: {workers} workers, {self.servers} servers"
@@ -273,10 +288,12 @@ class Membership:
             return []
         if kind is Kind.FAULT:
             return self._fault(member, decode_body(Notice, body), now)
-        if self.agreements is None:
+        if self.agreements is None or self.losses is None:
             raise RemoteProtocolError(f"{kind.name} before everyone is there", ErrorCode.NOT_ADMITTED)
         if kind is Kind.ERROR:
             return self.abort(f"{member.label}: {decode_body(Notice, body).text}", now)
+        if kind is Kind.STATE and member.register.role == "worker":
+            return self.losses.state(member, header)
         return self.agreements.said(member, header, body, now)
 
     def _fault(self, member: Member, notice: Notice, now: float) -> list[Action]:
@@ -417,22 +434,41 @@ class Membership:
                 return None
             if not member.register.incarnation:
                 return f"{member.label} died: its process is gone without leaving the job; look at its log"
-            if now - member.gone < self.dead_s:
-                return None  # its launcher starts it again, or ends the job
-            return f"{member.label} died and was not started again within {now - member.gone:.0f} s (PSGC_DEAD_S); look at its launcher"
+            return self._not_followed(member, now)
         if alive:
             return None  # it is stopped, or busy: its silence is named, and it may come back
         # Before everyone is there, members send nothing but repeated registrations, a worker one every silence_s.
         limit = self.dead_s if self.agreements is not None else max(self.dead_s, 3 * self.silence_s)
+        if now - member.last_seen > limit and self.losses is not None and may_be_replaced(member):
+            member.gone = now if member.gone is None else member.gone
+            return self._not_followed(member, now)
         if now - member.last_seen > limit:
             return (
                 f"{member.label} has said nothing for {now - member.last_seen:.0f} s and counts as dead (PSGC_DEAD_S); look at its machine"
             )
         return None
 
+    def _not_followed(self, member: Member, now: float) -> str | None:
+        """Of a member that has died, whose launcher starts it again, or ends the job: why the job cannot wait for it any more."""
+        assert member.gone is not None
+        worker, since = member.register.role == "worker", now - member.gone
+        if worker and self.losses is None:
+            return f"{member.label} died: its process is gone without leaving the job; look at its log"
+        if worker and self.losses is not None and self.losses.fatal:
+            return f"{member.label} died, and no other worker is left whose state the job could go on from; look at its log"
+        if since < (self.register_timeout_s if worker else self.dead_s):
+            return None
+        name = "PSGC_REGISTER_TIMEOUT_S" if worker else "PSGC_DEAD_S"
+        return f"{member.label} died and was not started again within {since:.0f} s ({name}); look at its launcher"
+
+    def _mourn(self, member: Member, now: float) -> list[Action]:
+        if self.losses is None or member.gone is None or now - member.gone < LAST_WORDS_S or not may_be_replaced(member):
+            return []
+        return self.losses.mourn(member)
+
     def _silence(self, member: Member, now: float) -> Log | None:
         quiet = now - member.last_seen
-        if member.left or quiet < self.silence_s:
+        if member.left or member.mourned or quiet < self.silence_s:
             member.named = None
             return None
         member.named = member.named or Reminder(member.last_seen)

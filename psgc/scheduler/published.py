@@ -60,6 +60,14 @@ class Values:
         awaited.came.add(rank)
         return None
 
+    def give_up(self, rank: int) -> None:
+        """The rank waits for no value any more: its process has ended, or has given up what it asked for."""
+        for name, awaited in list(self._awaited.items()):
+            awaited.came.discard(rank)
+            awaited.requests.pop(rank, None)
+            if not awaited.came:
+                del self._awaited[name]
+
     def open(self) -> list[Gathering]:
         """Values that somebody waits for."""
         return list(self._awaited.values())

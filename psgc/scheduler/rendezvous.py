@@ -78,6 +78,7 @@ class Name:
     differing: tuple[int, int] | None = None  # the first two ranks found whose digests differ
     rate: int = 0  # bytes a second of the slowest connection that a rank has measured; 0: none has
     unused: set[int] = field(default_factory=set)  # tensors that some rank had no gradient for
+    digest: str = ""  # of the declaration that the layout was built from
     layout: Layout | None = None
     text: bytes = b""  # the layout as it travels
     servers: Gathering | None = None
@@ -113,6 +114,10 @@ class Declarations:
             self._names[declare.name] = self._open[declare.name] = name
         name.requests[rank] = request
         if name.layout is not None:
+            if declare.digest != name.digest:  # by a process that has taken another's place
+                raise LayoutMismatch(
+                    f"rank {rank} declares {declare.name!r} again, and differently: all processes of a rank must run the same script"
+                )
             return name, []
         other = next((r for r in name.digests if r != rank), None)
         if name.digests.setdefault(rank, declare.digest) != declare.digest:
@@ -210,6 +215,7 @@ class Declarations:
             ranks=self._ranks, machines=self._machines,
         )  # fmt: skip
         name.text = pack(name.layout.to_json().encode())
+        name.digest = name.digests[0]
         name.digests.clear()
         name.whole.clear()
         name.servers = Gathering(f"the layout of {declaration.name!r}", self._servers, now, of_servers=True)

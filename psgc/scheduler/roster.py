@@ -15,7 +15,7 @@ from psgc.wire.reports import Report
 
 OF_AN_OLD_CONNECTION: Final = b"\0"  # names that ZeroMQ itself draws begin so; a member's superseded connection gets such a name, too
 NAMED: Final = 8  # members in one line
-OF_RECEIVER: Final = ("rank", "key", "layouts")  # fields of a Topology that differ from member to member
+OF_RECEIVER: Final = ("rank", "key", "layouts", "incarnation")  # fields of a Topology that differ from member to member
 
 
 @dataclass(slots=True)
@@ -27,6 +27,8 @@ class Member:
     last_seen: float
     named: Reminder | None = None  # of its silence, since it was last heard
     gone: float | None = None  # since when its process is known to have ended
+    mourned: bool = False  # it has been said that it has died and is awaited
+    generation: int = 1  # which of the processes that follow one another in its place
     rank: int = -1
     left: bool = False
     waited_ms: int = 0  # how long a worker has waited for steps' results, by its own count
@@ -86,7 +88,9 @@ class Roster:
         return self.heard_from(peer, now)
 
     def former(self, register: Register) -> Member | None:
-        """The server of which another process has registered before, or None."""
+        """The member of which another process has registered before, or None: a server, or once everyone was there, a worker."""
+        if register.role == "worker":
+            return self._present.get(register.node, {}).get(register.local_rank) if self._topology and register.incarnation else None
         if not register.lineage:
             return None
         return next((member for member in self._server_members if member.register.lineage == register.lineage), None)
@@ -99,6 +103,7 @@ class Roster:
         self._names = {name: other for name, other in self._names.items() if other is not member}
         member.peer, member.register, member.last_seen = peer, register, now
         member.named = member.gone = member.report = None
+        member.mourned = False
         self._names[peer] = self._registered[register] = member
 
     def has_left(self, register: Register, over: bool) -> bool:
@@ -240,7 +245,8 @@ class Roster:
         """The body of the TOPOLOGY message to ``member``. Everyone must have a rank. key: of the member's payload connections. The fields that are equal for
         all are encoded once, because they name every member. layouts: as in Topology."""
         assert self._topology, "number() comes first"
-        own = encode_body({"rank": member.rank, "key": key.hex(), **({"layouts": layouts} if layouts else {})})
+        more = {"layouts": layouts, "incarnation": member.generation if member.generation > 1 else 0}
+        own = encode_body({"rank": member.rank, "key": key.hex(), **{name: value for name, value in more.items() if value}})
         return own[:-1] + b"," + self._topology[1:]
 
 

@@ -3,6 +3,7 @@
 from psgc.processes.checkpoints import saving
 from psgc.torch.ddp.data_parallel import DistributedDataParallel
 from psgc.torch.ddp.hook import ddp_hook
+from psgc.torch.elastic.elastic import Elastic
 from psgc.torch.fsdp.hook import fsdp_hook
 from psgc.torch.gradients.profiler import profile_model
 from psgc.torch.optimizers.cross_barrier import CrossBarrier
@@ -53,6 +54,7 @@ __all__ = [
     "DiLoCo",
     "DistributedDataParallel",
     "DistributedOptimizer",
+    "Elastic",
     "HeldTensors",
     "OneBitAdam",
     "SyncBatchNorm",

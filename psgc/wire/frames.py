@@ -77,6 +77,7 @@ class Kind(IntEnum):
     REPORT = 28
     OBSERVE = 29
     RETIRE = 30
+    STATE = 31
 
 
 class Flag(IntEnum):

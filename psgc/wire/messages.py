@@ -74,7 +74,8 @@ class Register:
     switch: int = field(default=0, metadata=LEFT_OUT_IF_EMPTY)  # worker: how many of its node are behind one PCIe switch; 0: all of them
     asynchronous: bool = field(default=False, metadata=LEFT_OUT_IF_EMPTY)  # worker: PSGC_ASYNC=1
     session: int = field(default=0, metadata=LEFT_OUT_IF_EMPTY)  # how many sessions its process had before
-    # server: which of the processes it is, from 1, that take one another's place, and a number that these have in common; 0: its death ends the job
+    # Which of the processes it is, from 1, that take one another's place; 0: its death ends the job. Those of a server have a number in common, those of a
+    # worker its node and local rank.
     incarnation: int = field(default=0, metadata=LEFT_OUT_IF_EMPTY)
     lineage: int = field(default=0, metadata=LEFT_OUT_IF_EMPTY)
 
@@ -124,6 +125,7 @@ class Topology:
     layouts: int = field(
         default=0, metadata=LEFT_OUT_IF_EMPTY
     )  # to a server that follows another process: it lets workers in when it serves so many
+    incarnation: int = field(default=0, metadata=LEFT_OUT_IF_EMPTY)  # to a worker that follows other processes: which of them it is, from 2
 
     @classmethod
     def from_body(cls, body: dict[str, Any]) -> Topology:

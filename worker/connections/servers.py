@@ -128,8 +128,9 @@ class ServerConnections:
             self.greet(server, kind, plan)
 
     def greet(self, server: int, kind: Kind, plan: int = 0) -> None:
-        """A header that says who this worker is."""
-        self.links[server].send(Header(kind, job=self._config.job, epoch=self._client.epoch, plan=plan, sender=self._client.rank))
+        """A header that says who this worker is; HELLO, also which of the processes in its rank's place, where that is not the first."""
+        client, step = self._client, self._client.incarnation if kind is Kind.HELLO else 0
+        self.links[server].send(Header(kind, job=self._config.job, epoch=client.epoch, plan=plan, step=step, sender=client.rank))
 
     @property
     def wire_bytes(self) -> int:
@@ -149,6 +150,8 @@ class ServerConnections:
                     self._trace.received(server, header)
                 if not self._owner.outcome.failed:
                     self._apply(client.receive(server, header, payload, time.monotonic()))
+                if header.kind == Kind.HELLO:
+                    self._reached_if_all()
         except RemoteProtocolError as error:
             self._owner.end_job(f"rank {client.rank}: server {server}: {error}")
         if self._trace is not None and link.receiving:
@@ -164,14 +167,17 @@ class ServerConnections:
                 reach.up(link.server)
                 self.reconnects += link.server in self._met
                 self._met.add(link.server)
-                if reach.all_answered:
-                    self._owner.reached()
+                self._reached_if_all()
                 self._name_lost(link.server)
                 self._apply(client.connected(link.server, time.monotonic(), queues=link.queues))
             else:
                 self._lost.setdefault(link.server, time.monotonic())
                 reach.down(link.server, time.monotonic())
                 client.disconnected(link.server)
+
+    def _reached_if_all(self) -> None:
+        if self._reach is not None and self._reach.all_answered and self._client.greeted:
+            self._owner.reached()
 
     def _name_unreached(self, now: float) -> None:
         """Say which servers cannot be reached, and why: here, and by the scheduler to everyone; give up in the end."""

@@ -65,14 +65,17 @@ class Executor:
 
     # called by other threads
 
-    def add(self, layout: Layout) -> None:
-        """Make the layout's buckets, once. Those of named tensors are made when the first one's turn comes."""
+    def add(self, layout: Layout, steps: int = 0) -> None:
+        """Make the layout's buckets, once. Those of named tensors are made when the first one's turn comes. steps: that this rank has taken of it already, in
+        another process."""
         with self._lock:
             if layout.id not in self._layouts and not is_named(layout):
                 run = LayoutRun(layout, self._host)
                 run.lanes = {lane: self._lane(lane, f"{layout.name}/{lane}") for lane in run.runner_lanes}
                 for lane in run.lanes.values():
                     lane.groups  # noqa: B018 - a rank that cannot have any hears of it here
+                for one in run.buckets.values():
+                    one.work.step = steps
                 self._layouts[layout.id] = run
 
     def _lane(self, name: str, groups: str, order: VotedOrder | None = None) -> Lane:

@@ -70,6 +70,11 @@ class GradientExchange(Generic[B]):
         return self._layouts.declared
 
     @property
+    def declarations(self) -> int:
+        """How many layouts have been declared in this session."""
+        return self._layouts.count
+
+    @property
     def layouts(self) -> list[Layout]:
         """By which the gradients travel now."""
         return list({bucket.layout.name: bucket.layout for bucket in self.buckets}.values())

@@ -6,9 +6,9 @@ submission fixes its flags, so that all ranks send the same flags whenever their
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from psgc.errors import UsageError
 from psgc.torch.gradients import loss_scale
@@ -153,6 +153,24 @@ class LastStep:
         self.refuse_midway()
         self.skips = skips
         self._sent, self._loaded, self.outcome, self._forgets = units, True, "settled", False
+
+    def told(self) -> dict[str, Any]:
+        """What a process that takes the place of another rank's has to know before the next step, of plain types. Raises UsageError in the middle of a step,
+        and where a result waits for it."""
+        self.refuse_midway("a step of Elastic ends")
+        if self.outcome not in ("settled", "put back"):
+            raise UsageError(
+                "a step of Elastic has averaged gradients and no optimizer's step; call step(), discard() or put_back() before the next one"
+            )
+        sent = None if self._sent is None else (self._sent.loss_scale, self._sent.rates)
+        return {"put_back": self.was_put_back, "forgets": self._forgets, "sent": sent, "skips": self.skips.state()}
+
+    def follow(self, told: Mapping[str, Any]) -> None:
+        """Go on from what another rank has ``told``."""
+        sent = told["sent"]
+        self._sent, self._loaded = (None, False) if sent is None else (StepFlags(False, float(sent[0]), tuple(sent[1])), True)
+        self.outcome, self._forgets = "put back" if told["put_back"] else "settled", bool(told["forgets"])
+        self.skips = Skips.of(told["skips"])
 
     def rejoin(self) -> None:
         """Go on in another session."""

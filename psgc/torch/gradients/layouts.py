@@ -64,6 +64,11 @@ class Layouts:
         """How many tensors are in a layout now."""
         return self._so_far.tensors
 
+    @property
+    def count(self) -> int:
+        """How many layouts have been declared in this session."""
+        return self._so_far.layouts
+
     def rejoin(self, session: Session) -> None:
         """Go on in another session, where nothing is declared yet."""
         self.session, self.residuals, self._so_far = session, Residuals(session), _Declared()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pickle
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -19,9 +19,9 @@ from psgc.errors import UsageError
 from psgc.layout import Declaration, TensorSpec
 from psgc.torch.session import api
 from psgc.torch.tensors import plain
-from psgc.torch.tensors.buffers import TORCH_DTYPES, TensorsBuffer
+from psgc.torch.tensors.apart import put_tensors, take_tensors
+from psgc.torch.tensors.buffers import TensorsBuffer
 from psgc.torch.tensors.declaring import declaration, spec_of
-from psgc.torch.tensors.plain import TensorPlace
 from psgc.torch.tensors.rank_table import RankTable
 from psgc.torch.tensors.sent import TensorExchange
 from psgc.worker.session import ROOT_OF, Session
@@ -57,6 +57,7 @@ def broadcast_parameters(params: NamedTensors, root_rank: int = 0, prefix: str =
             raise UsageError(f"broadcast_parameters: {name!r} is a {type(value).__name__}, not a tensor; send it with broadcast_object")
         if value is not None:
             named.append((name, value))
+    _refuse_replaceable(_checked_root(root_rank), "broadcast_parameters")
     _agree_on_root(_checked_root(root_rank), f"broadcast_parameters.{prefix}", root_rank, "broadcast_parameters")
     broadcast_tensors(named, root_rank, prefix)
 
@@ -69,15 +70,26 @@ def broadcast_optimizer_state(
     Tensors travel as broadcasts, the rest as an object (see ``broadcast_object``, also on allow_pickle). Raises UsageError for LBFGS.
     """
     check_optimizer(optimizer, "broadcast_optimizer_state")
-    session = api.current_session()
+    _refuse_replaceable(api.current_session(), "broadcast_optimizer_state")
+    _broadcast_optimizer(api.current_session(), optimizer, root_rank, prefix, allow_pickle)
+
+
+def _broadcast_optimizer(session: Session, optimizer: torch.optim.Optimizer, root_rank: int, prefix: str, allow_pickle: bool) -> None:
     tensors: list[torch.Tensor] = []
-    skeleton: Any = _take_tensors(optimizer.state_dict(), tensors) if session.rank == root_rank else None
-    skeleton = broadcast_object(skeleton, root_rank, name=f"{prefix}optimizer", allow_pickle=allow_pickle)
-    state = _put_tensors(skeleton, tensors) if session.rank != root_rank else None
+    skeleton: Any = take_tensors(optimizer.state_dict(), tensors) if session.rank == root_rank else None
+    skeleton = _broadcast_object(session, skeleton, root_rank, f"{prefix}optimizer", allow_pickle)
+    state = put_tensors(skeleton, tensors) if session.rank != root_rank else None
     named = [(f"state.{index}", tensor) for index, tensor in enumerate(tensors)]
     broadcast_tensors(named, root_rank, f"{prefix}optimizer.")
     if state is not None:
         optimizer.load_state_dict(state)
+
+
+def broadcast_from_root(model: torch.nn.Module, optimizer: torch.optim.Optimizer, prefix: str) -> None:
+    """Give every rank rank 0's parameters, buffers and optimizer state, before the first step. Once in a job."""
+    session = _checked_root(0)
+    broadcast_tensors(list(model.state_dict().items()), 0, prefix)
+    _broadcast_optimizer(session, optimizer, 0, prefix, False)
 
 
 def broadcast_object(obj: Any = None, root_rank: int = 0, name: str | None = None, allow_pickle: bool = False) -> Any:
@@ -88,7 +100,21 @@ def broadcast_object(obj: Any = None, root_rank: int = 0, name: str | None = Non
     root, or whoever can alter what it sends, puts into it. Size may change from call to call. Raises UsageError on every rank for what is not plain, and on a
     rank that was sent a pickle and does not allow it.
     """
-    session, name = _checked_root(root_rank), name or "object"
+    session = _checked_root(root_rank)
+    _refuse_replaceable(session, "broadcast_object")
+    return _broadcast_object(session, obj, root_rank, name or "object", allow_pickle)
+
+
+def _refuse_replaceable(session: Session, call: str) -> None:
+    """Raise UsageError where a process may take a dead one's place: it would begin its broadcasts anew, while the others go on with theirs."""
+    if session.config.on_worker_loss != "stop" and session.size > 1:
+        raise UsageError(
+            f"{call}: under PSGC_ON_WORKER_LOSS={session.config.on_worker_loss} a process that takes a dead worker's place could not take part; "
+            f"psgc.torch.Elastic gives all ranks rank 0's parameters and optimizer state; leave this call out"
+        )
+
+
+def _broadcast_object(session: Session, obj: Any, root_rank: int, name: str, allow_pickle: bool) -> Any:
     number = _number(session, f"object {name}", root_rank)
     is_root = session.rank == root_rank
     data = _written(obj, name, allow_pickle, session.config.allow_pickle) if is_root else b""
@@ -207,37 +233,3 @@ def _move(session: Session, name: str, root_rank: int, message_bytes: int, data:
         tickets.append(session.submit_named(wanted, buffer, skip=session.rank != root_rank))
     session.wait(tickets)
     data[:] = flat[: len(data)].tobytes()
-
-
-def _take_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """``value`` with a TensorPlace for each tensor that can be broadcast; these go to ``tensors``."""
-
-    def take(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor) or leaf.layout != torch.strided or leaf.dtype not in TORCH_DTYPES.values():
-            return leaf
-        tensors.append(leaf)
-        return TensorPlace(len(tensors) - 1, tuple(leaf.shape), leaf.dtype)
-
-    return _mapped(value, take)
-
-
-def _put_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """The inverse of ``_take_tensors``: an empty tensor for each TensorPlace, also appended to ``tensors`` in the same order."""
-
-    def put(leaf: Any) -> Any:
-        if not isinstance(leaf, TensorPlace):
-            return leaf
-        tensors.append(torch.empty(leaf.shape, dtype=leaf.dtype))
-        assert len(tensors) - 1 == leaf.index
-        return tensors[-1]
-
-    return _mapped(value, put)
-
-
-def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """``value`` with ``change`` made to what its dicts, lists and tuples hold."""
-    if isinstance(value, dict):
-        return {key: _mapped(item, change) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_mapped(item, change) for item in value)
-    return change(value)

@@ -1,0 +1,81 @@
+"""Workers that die while the others wait: another process takes the place, and gets the job's state from a worker that lives. Pure: ``now`` is passed in.
+
+Knows who lives, and what members are told of it; ``handovers.py`` says who gives the state to whom.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from psgc.errors import UsageError
+from psgc.scheduler.actions import Action, Log, Send
+from psgc.scheduler.agreements import Agreements
+from psgc.scheduler.handovers import Handovers
+from psgc.scheduler.post import Post
+from psgc.scheduler.roster import Member, Roster
+from psgc.wire.frames import Header, Kind
+from psgc.wire.messages import Notice, Register, encode_body
+
+
+def may_be_replaced(member: Member) -> bool:
+    """Whether another process may take the place of a worker that has died, as its launcher has promised."""
+    return member.register.role == "worker" and member.register.incarnation > 0
+
+
+class Losses:
+    """See the module's text. Everyone in the roster must have a rank."""
+
+    def __init__(self, roster: Roster, post: Post, agreements: Agreements) -> None:
+        self._roster, self._post, self._agreements = roster, post, agreements
+        self._handovers = Handovers()
+
+    @property
+    def fatal(self) -> bool:
+        """Whether no worker lives from whose state the job could go on."""
+        return not any(member.rank not in self._handovers.without for member in self._living())
+
+    def mourn(self, member: Member) -> list[Action]:
+        """A worker has died, and is awaited: said once."""
+        if member.mourned:
+            return []
+        member.mourned = True
+        text = f"{member.label} died: the others wait for the process that takes its place (PSGC_ON_WORKER_LOSS=wait)"
+        return [Log(logging.WARNING, text), *self._tell(text, member), *self._fail_of(member.rank)]
+
+    def replace(self, worker: Member, peer: bytes, register: Register, now: float) -> list[Action]:
+        """Another process has taken a worker's place: it goes on from the state of a worker that lives, for which it will ask."""
+        text = f"{worker.label} has ended: pid {register.pid} on {register.hostname} takes its place"
+        self._roster.replace(worker, peer, register, now)
+        worker.generation += 1
+        self._handovers.replaced(worker.rank)
+        self._agreements.values.give_up(worker.rank)
+        return [Log(logging.WARNING, text), *self._tell(text, worker), *self._fail_of(worker.rank)]
+
+    def state(self, member: Member, header: Header) -> list[Action]:
+        """A process that has taken another's place asks for the job's state (``plan``: how many handovers to it have failed), or has it (``key``). Raises
+        UsageError where nobody has it any more."""
+        if header.key:
+            self._handovers.done(member.rank)
+            return []
+        self._agreements.values.give_up(member.rank)
+        living = {other.rank: other for other in self._living()}
+        handover = self._handovers.ask(member.rank, header.plan, living)
+        if handover is None:
+            raise UsageError(f"{member.label} has taken the place of a worker that died, and no other worker is left to give it the job's state")
+        giver = living[handover.giver]
+        return [
+            self._post.send(giver.peer, Kind.STATE, plan=member.rank, step=handover.number),
+            self._post.send(member.peer, Kind.STATE, plan=giver.rank, key=1, step=handover.number),
+        ]
+
+    def _living(self) -> list[Member]:
+        return [member for member in self._roster.workers() if not member.left and member.gone is None]
+
+    def _fail_of(self, giver: int) -> list[Action]:
+        """The process of a rank that gave others its state has ended: tell these, and they ask again."""
+        takers = {handover.taker for handover in self._handovers.of(giver)}
+        return [self._post.send(m.peer, Kind.STATE, plan=giver, key=1) for m in self._roster.workers() if m.rank in takers]
+
+    def _tell(self, text: str, teller: Member) -> list[Send]:
+        body = encode_body(Notice(0, text))
+        return [self._post.send(m.peer, Kind.HEARTBEAT, body) for m in self._roster.workers() if not m.left and m is not teller]

@@ -1,0 +1,229 @@
+"""Elastic: a training loop that goes on when a worker dies and another process takes its place.
+
+Owns when the state of this rank may be read by others, and when a step begins. Invariant: while somebody reads the state, no optimizer changes it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import random
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from psgc.codecs import BucketContext, parse_scheme
+from psgc.codecs.scheme import SchemeState
+from psgc.errors import GroupError, PsgcError, UsageError
+from psgc.torch.elastic.handover import POLL_S, Channel
+from psgc.torch.elastic.state import WHOSE, Beginning, Stateful, TrainingState
+from psgc.torch.optimizers.averaging import Distributed
+from psgc.torch.session import api
+from psgc.torch.tensors.broadcast import broadcast_from_root
+from psgc.worker.session import Handover
+
+logger = logging.getLogger(__name__)
+SCHEDULER: Final = "scheduler"
+SEED_BITS: Final = 63
+
+
+class Elastic:
+    """The state of a training, and the loop over its steps. Under PSGC_ON_WORKER_LOSS=wait the training goes on when a worker dies.
+
+    model, optimizer: the optimizer is a DistributedOptimizer of the model's parameters.
+    scheduler:        of the learning rate; None: there is none.
+    extra:            by name, whatever else has ``state_dict()`` and ``load_state_dict()`` and is equal on all ranks: a loss scaler, a sampler. States are of
+                      plain types, and small: they are kept at the beginning of each step.
+    seed:             at the beginning of each step the generators of Python, NumPy and torch are seeded by this, the rank and the step, so that a process
+                      that takes a dead one's place draws the same numbers. None: generators are the script's.
+
+    Before the first step rank 0's parameters, buffers and optimizer state are given to all ranks. All that is synchronised belongs into the loop:
+        for step in elastic.steps(1000):
+            optimizer.zero_grad(); loss(step).backward(); optimizer.step()
+    A process that takes a dead one's place runs the script from its beginning; its loop begins at the step that the others are in, with their state. What its
+    rank alone had is lost: codecs' residuals on this rank, its own buffers (it gets another rank's), generators without ``seed``.
+    Raises UsageError for what cannot be followed by another process.
+    """
+
+    def __init__(
+        self, *, model: torch.nn.Module, optimizer: torch.optim.Optimizer, scheduler: Stateful | None = None,
+        extra: Mapping[str, Stateful] | None = None, seed: int | None = None,
+    ) -> None:  # fmt: skip
+        named = {**(extra or {}), **({SCHEDULER: scheduler} if scheduler is not None else {})}
+        if scheduler is not None and SCHEDULER in (extra or {}):
+            raise UsageError(f"{WHOSE}: extra has {SCHEDULER!r}, which is the name of scheduler=; name it otherwise")
+        for name, of in named.items():
+            if not (callable(getattr(of, "state_dict", None)) and callable(getattr(of, "load_state_dict", None))):
+                raise UsageError(f"{WHOSE}: {name} is a {type(of).__name__}, which has no state_dict() and load_state_dict()")
+        if not isinstance(model, torch.nn.Module):
+            raise UsageError(f"{WHOSE}: model is a {type(model).__name__}, expected a torch.nn.Module")
+        self._session = api.current_session()
+        self._optimizer = _checked(optimizer)
+        self._model, self._seed = model, seed
+        self._state = TrainingState(self._session, model, self._optimizer, named)
+        self._changed = threading.Condition()
+        self._beginning: Beginning | None = None
+        self._readers = 0
+        self._changing = True  # by the script: from an optimizer's step to the next beginning
+        self._taken: Handover | None = None  # the last one of which this rank was told that it takes it
+        self._begun = False
+        self._optimizer.register_step_pre_hook(self._before_step)
+        self._session.hear_of_handovers(self._heard)
+
+    @property
+    def replaced(self) -> bool:
+        """Whether this process has taken the place of one that died."""
+        return self._session.incarnation > 1
+
+    def steps(self, total: int) -> Iterator[int]:
+        """The numbers of the steps, from 0 up to ``total`` - 1, once: in a process that takes a dead one's place, from the step on that the others are in.
+        After the last one all ranks meet. Raises UsageError where it is called twice."""
+        if self._begun:
+            raise UsageError(f"{WHOSE}.steps() was gone through before; do what comes between two parts of a training inside the one loop")
+        self._begun = True
+        first = self._join()
+        for step in range(first, total):
+            self._begin(step)
+            yield step
+            if self.replaced and step == first:
+                self._session.stepped()
+        if first <= total:
+            self._begin(max(first, total), ended=True)
+            self._session.barrier()
+
+    # this rank's own
+
+    def _join(self) -> int:
+        """Get the state that all ranks begin with, or go on with. Returns the first step."""
+        if self.replaced and (whole := self._take()) is not None:
+            beginning = self._state.take(whole)
+            logger.warning("rank %d goes on at step %d with the state of another rank", self._session.rank, beginning.step)
+            return beginning.step
+        broadcast_from_root(self._model, self._optimizer, f"{WHOSE}.")
+        return 0
+
+    def _begin(self, step: int, ended: bool = False) -> None:
+        beginning = self._state.beginning(step, ended)
+        with self._changed:
+            self._beginning, self._changing = beginning, False
+            self._changed.notify_all()
+        if self._seed is not None and not ended:
+            _seed(self._seed, self._session.rank, step)
+
+    def _before_step(self, _optimizer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """The means are there, and the optimizer is about to change parameters: wait for whoever reads them."""
+        if any(callable(value) for value in (*args, *kwargs.values())):
+            raise UsageError(
+                f"{WHOSE} does not go together with step(closure), which changes parameters while gradients are awaited; call backward() before"
+            )
+        with self._changed:
+            while self._readers:
+                self._changed.wait(POLL_S)
+                self._session.check()
+            self._changing = True
+
+    @contextmanager
+    def _reading(self) -> Iterator[Beginning | None]:
+        """Inside, the state stays that of the step's beginning. None: there is none yet."""
+        with self._changed:
+            while self._changing and self._beginning is not None:
+                self._changed.wait(POLL_S)
+                self._session.check()
+            self._readers += 1
+            beginning = self._beginning
+        try:
+            yield beginning
+        finally:
+            with self._changed:
+                self._readers -= 1
+                self._changed.notify_all()
+
+    # handovers
+
+    def _heard(self, handover: Handover) -> None:
+        """In the network thread."""
+        if handover.takes:
+            with self._changed:
+                self._taken = handover
+                self._changed.notify_all()
+        else:
+            threading.Thread(target=self._give, args=(handover,), name="psgc-state", daemon=True).start()
+
+    def _give(self, handover: Handover) -> None:
+        """In a thread of its own."""
+        session = self._session
+        try:
+            channel = Channel(session, handover, lambda: False)
+            try:
+                with self._reading() as beginning:
+                    if beginning is None and handover.other == 0:
+                        session.fail(
+                            "rank 0 died before the first step, whose parameters the training was to begin with: start the job again"
+                        )
+                    channel.give(None if beginning is None else self._state.read(beginning))
+            finally:
+                channel.close()
+        except PsgcError as error:
+            logger.debug("handover %d to rank %d failed: %s", handover.number, handover.other, error)
+
+    def _take(self) -> Any:
+        """What a rank that has it gives of the state; None: the training has not begun. Raises what ends the job."""
+        session, failed = self._session, 0
+        while True:
+            session.ask_state(failed)
+            handover = self._awaited(lambda one: one.number > 0)
+
+            def given_up(number: int = handover.number) -> bool:
+                return self._taken is not None and self._taken.number != number
+
+            try:
+                channel = Channel(session, handover, given_up)
+                try:
+                    whole = channel.take(self._state.places)
+                finally:
+                    channel.close()
+            except GroupError as error:
+                session.check()
+                logger.warning("rank %d could not get the state from rank %d (%s); it asks again", session.rank, handover.other, error)
+                failed += 1
+                with self._changed:
+                    self._taken = None
+                continue
+            if whole is None:
+                session.catch_up(api.current_session().progress)
+            return whole
+
+    def _awaited(self, fits: Callable[[Handover], bool]) -> Handover:
+        with self._changed:
+            while self._taken is None or not fits(self._taken):
+                self._changed.wait(POLL_S)
+                self._session.check()
+            return self._taken
+
+
+def _checked(optimizer: torch.optim.Optimizer) -> Distributed:
+    """Raise UsageError for one that another process could not go on with."""
+    if not isinstance(optimizer, Distributed):
+        raise UsageError(f"{WHOSE}: optimizer is a {type(optimizer).__name__}, expected what psgc.torch.DistributedOptimizer returns")
+    choice = optimizer._psgc_gradients.exchange.choice
+    if choice.auto:
+        raise UsageError(
+            f"{WHOSE}: compression is chosen while the job runs (auto), which a process that takes another's place does not know; name a codec"
+        )
+    for codec in choice.codecs(optimizer._psgc_names):
+        if type(parse_scheme(codec, BucketContext("float32")).new_state(1)).factors is not SchemeState.factors:
+            raise UsageError(
+                f"{WHOSE}: codec {codec} goes on from factors of the last step, which a process that takes another's place lacks; use another"
+            )
+    return optimizer
+
+
+def _seed(seed: int, rank: int, step: int) -> None:
+    value = int.from_bytes(hashlib.sha256(f"{seed} {rank} {step}".encode()).digest()[:8], "little") & ((1 << SEED_BITS) - 1)
+    random.seed(value)
+    np.random.seed(value & 0xFFFFFFFF)
+    torch.manual_seed(value)

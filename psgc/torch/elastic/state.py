@@ -1,0 +1,116 @@
+"""The state of a training between two steps, as a process needs it that takes a dead worker's place.
+
+Parameters and the optimizer's state do not change from a step's beginning until its means are there, so they are read where they lie, when somebody asks.
+Everything else may change during a step, and is kept as bytes at its beginning.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import torch
+
+from psgc.errors import UsageError
+from psgc.torch.optimizers.averaging import Distributed
+from psgc.torch.tensors import plain
+from psgc.torch.tensors.apart import mapped, put_tensors, take_tensors
+from psgc.worker.session import Progress, Session
+
+WHOSE: Final = "Elastic"
+
+
+class Stateful(Protocol):
+    """What has a state: a scheduler, a loss scaler, a sampler, a data loader."""
+
+    def state_dict(self) -> Any: ...
+    def load_state_dict(self, state: Any) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """Of a step. kept: what may change during it. ended: all steps have been taken."""
+
+    step: int
+    kept: bytes
+    ended: bool
+
+
+class TrainingState:
+    """See the module's text. extra: by name."""
+
+    def __init__(self, session: Session, model: torch.nn.Module, optimizer: Distributed, extra: Mapping[str, Stateful]) -> None:
+        self._session, self._model, self._optimizer, self._extra = session, model, optimizer, extra
+
+    def beginning(self, step: int, ended: bool) -> Beginning:
+        """Of this step. Raises UsageError for a state that is not of plain types, and where the last step is not over."""
+        exchange = self._optimizer._psgc_gradients.exchange
+        if exchange.declarations > 1:
+            raise UsageError(
+                f"{WHOSE}: gradients were declared again in the middle of the training (parameters were added, or switch_plan() was called), which a process "
+                f"that takes a dead worker's place cannot follow; or set PSGC_ON_WORKER_LOSS=stop"
+            )
+        self._optimizer._psgc_gradients.settle()
+        progress = self._session.progress
+        kept = {
+            "last": exchange.last.told(), "steps": dict(progress.steps), "barriers": progress.barriers,
+            "buffers": {name: buffer.detach().cpu() for name, buffer in self._model.named_buffers()},
+            "extra": {name: _plain(of.state_dict()) for name, of in self._extra.items()},
+        }  # fmt: skip
+        return Beginning(step, plain.encode(kept, "state", WHOSE), ended)
+
+    def read(self, beginning: Beginning) -> tuple[bytes, list[torch.Tensor]]:
+        """All of it, at a step that has begun and has no means yet: what there is, and the tensors that it names."""
+        tensors: list[torch.Tensor] = []
+        whole = {
+            "step": beginning.step, "ended": beginning.ended, "kept": beginning.kept,
+            "parameters": dict(self._model.named_parameters()), "optimizer": self._optimizer.state_dict(),
+        }  # fmt: skip
+        return plain.encode(take_tensors(whole, tensors), "state", WHOSE), [tensor.detach() for tensor in tensors]
+
+    @staticmethod
+    def places(head: bytes) -> tuple[Any, list[torch.Tensor]]:
+        """What ``read`` has given, with tensors to be filled, in the same order. Raises RemoteProtocolError."""
+        tensors: list[torch.Tensor] = []
+        return put_tensors(plain.decode(head), tensors), tensors
+
+    def take(self, whole: Mapping[str, Any]) -> Beginning:
+        """Go on from what another rank has read. Raises UsageError for the state of another script."""
+        kept = plain.decode(whole["kept"])
+        with torch.no_grad():
+            _copy(dict(self._model.named_parameters()), whole["parameters"], "parameter")
+            _copy(dict(self._model.named_buffers()), kept["buffers"], "buffer")
+        self._optimizer.load_state_dict(whole["optimizer"])
+        if set(kept["extra"]) != set(self._extra):
+            raise UsageError(
+                f"{WHOSE}: the other ranks have {sorted(kept['extra'])} as extra, this one {sorted(self._extra)}; run one script"
+            )
+        for name, of in self._extra.items():
+            of.load_state_dict(_like(kept["extra"][name], of.state_dict()))
+        self._optimizer._psgc_gradients.exchange.last.follow(kept["last"])
+        self._session.catch_up(Progress(kept["steps"], kept["barriers"]))
+        return Beginning(whole["step"], whole["kept"], whole["ended"])
+
+
+def _copy(mine: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor], what: str) -> None:
+    for name in (*mine, *theirs):
+        if name not in mine or name not in theirs or mine[name].shape != theirs[name].shape or mine[name].dtype != theirs[name].dtype:
+            raise UsageError(f"{WHOSE}: {what} {name!r} is not the same on this rank as on the others; run one script")
+    for name, tensor in mine.items():
+        tensor.copy_(theirs[name])
+
+
+def _plain(value: Any) -> Any:
+    """Dicts of other kinds as dicts, so that they can be encoded."""
+    return mapped(value, lambda leaf: leaf)
+
+
+def _like(value: Any, mine: Any) -> Any:
+    """``value`` with the kinds of dicts that ``mine`` has at the same places."""
+    if isinstance(mine, Counter):
+        return Counter(value)
+    if isinstance(mine, dict) and isinstance(value, dict):
+        return {key: _like(item, mine.get(key)) for key, item in value.items()}
+    return value
