@@ -61,7 +61,9 @@ class Losses:
         living = {other.rank: other for other in self._living()}
         handover = self._handovers.ask(member.rank, header.plan, living)
         if handover is None:
-            raise UsageError(f"{member.label} has taken the place of a worker that died, and no other worker is left to give it the job's state")
+            raise UsageError(
+                f"{member.label} has taken the place of a worker that died, and no other worker is left to give it the job's state"
+            )
         giver = living[handover.giver]
         return [
             self._post.send(giver.peer, Kind.STATE, plan=member.rank, step=handover.number),

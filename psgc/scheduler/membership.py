@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
+from psgc import __version__
 from psgc.errors import CodecError, PsgcError, RemoteProtocolError
 from psgc.processes.absence import Absence, younger
 from psgc.processes.addresses import is_loopback, split
@@ -18,8 +19,8 @@ from psgc.processes.reminder import Reminder
 from psgc.scheduler.actions import Action, End, Log, Send
 from psgc.scheduler.agreements import Agreements
 from psgc.scheduler.events import Events
-from psgc.scheduler.losses import Losses, may_be_replaced
 from psgc.scheduler.lateness import Lateness, Overdue
+from psgc.scheduler.losses import Losses, may_be_replaced
 from psgc.scheduler.post import Post
 from psgc.scheduler.rendezvous import Gathering
 from psgc.scheduler.roster import Member, Roster
@@ -212,7 +213,9 @@ class Membership:
             raise RemoteProtocolError(f"another process has taken the place of {worker.label}", ErrorCode.NOT_ADMITTED)
         if register.version != __version__:
             who = f"pid {register.pid} on {register.hostname}"
-            return self.abort(f"{who}, which is to take the place of {worker.label}, runs psgc {register.version}, the job {__version__}", now)
+            return self.abort(
+                f"{who}, which is to take the place of {worker.label}, runs psgc {register.version}, the job {__version__}", now
+            )
         return [*self.losses.replace(worker, peer, register, now), self._topology(worker)]
 
     def _of_another_version(self, peer: bytes, header: Header, body: bytes, now: float) -> list[Action]:
@@ -269,7 +272,8 @@ class Membership:
 
     def _topology(self, member: Member) -> Send:
         key = self.data_key if member.register.role == "server" else worker_key(self.data_key, member.rank, self.epoch)
-        layouts = self.agreements.declarations.layouts if self.agreements is not None and member.register.incarnation > 1 else 0
+        follows = member.register.role == "server" and member.register.incarnation > 1
+        layouts = self.agreements.declarations.layouts if self.agreements is not None and follows else 0
         return self._post.send(member.peer, Kind.TOPOLOGY, self.roster.topology(member, key, layouts))
 
     # a complete job
@@ -439,14 +443,13 @@ class Membership:
             return None  # it is stopped, or busy: its silence is named, and it may come back
         # Before everyone is there, members send nothing but repeated registrations, a worker one every silence_s.
         limit = self.dead_s if self.agreements is not None else max(self.dead_s, 3 * self.silence_s)
-        if now - member.last_seen > limit and self.losses is not None and may_be_replaced(member):
+        if now - member.last_seen <= limit:
+            member.gone, member.mourned = None, False
+            return None
+        if self.losses is not None and may_be_replaced(member):
             member.gone = now if member.gone is None else member.gone
             return self._not_followed(member, now)
-        if now - member.last_seen > limit:
-            return (
-                f"{member.label} has said nothing for {now - member.last_seen:.0f} s and counts as dead (PSGC_DEAD_S); look at its machine"
-            )
-        return None
+        return f"{member.label} has said nothing for {now - member.last_seen:.0f} s and counts as dead (PSGC_DEAD_S); look at its machine"
 
     def _not_followed(self, member: Member, now: float) -> str | None:
         """Of a member that has died, whose launcher starts it again, or ends the job: why the job cannot wait for it any more."""
