@@ -151,6 +151,7 @@ class Coordinator:
         if now - line.beat >= self._config.heartbeat_s and line.topology is not None:
             line.beat = now
             self._line.send(Kind.HEARTBEAT, step=int(1e3 * self._job.waiting.own_s))
+            self.requests.ask_state_again()
             if self._job.reporter is not None:
                 self._line.send(Kind.REPORT, encode_body(self._job.reporter()))
         if self._line.topology is None and self._admission.due(now):

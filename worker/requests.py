@@ -55,6 +55,7 @@ class Requests:
         self._agenda = Agenda()
         self._barriers: dict[tuple[int, int], threading.Event] = {}  # by layout (0: none) and number
         self._state: int | None = None  # while this process needs the job's state: how many handovers have failed
+        self._has_state = False  # it needed it, and has it
 
     def _number(self) -> int:
         self._count += 1
@@ -139,13 +140,19 @@ class Requests:
 
     def tell_state(self) -> None:
         """This process has the job's state."""
-        self._state = None
+        self._state, self._has_state = None, True
         self._send(Kind.STATE, key=1)
+
+    def ask_state_again(self) -> None:
+        """The word to the rank that is to give the state may be lost with that one's connection."""
+        if self._state is not None:
+            self._send(Kind.STATE, plan=self._state)
 
     def say_again(self) -> None:
         """On a new connection: repeat what is unanswered."""
-        if self._state is not None:
-            self._send(Kind.STATE, plan=self._state)
+        self.ask_state_again()
+        if self._has_state:
+            self._send(Kind.STATE, key=1)
         for declared in self._declared.values():
             self._send(Kind.DECLARE, declared.digest, plan=declared.request, step=declared.rate)
         for layout, number in self._barriers:

@@ -56,6 +56,12 @@ class Agreements:
         for name in self.declarations.unready(server.rank):
             yield self._keys(name, server)
 
+    def forget(self, rank: int) -> None:
+        """The rank's process has died: nothing that it waits for is answered, and another will come to the barriers that are open."""
+        self.barriers.forget(rank)
+        self.declarations.forget(rank)
+        self.values.give_up(rank)
+
     def gatherings(self) -> list[Gathering]:
         """The barriers, declarations and steps at which some workers wait for others."""
         return self.barriers.open() + self.declarations.open() + self.submissions.open()
@@ -72,7 +78,11 @@ class Agreements:
         if name.ready and self.declarations.layouts == before:
             return [self._layout(member, name)]
         asked = (
-            [self._post.send(m.peer, Kind.DECLARE, plan=name.requests[m.rank]) for m in self._roster.workers() if m.rank in ask]
+            [
+                self._post.send(m.peer, Kind.DECLARE, plan=name.requests[m.rank])
+                for m in self._roster.workers()
+                if m.rank in ask and m.rank in name.requests
+            ]
             if ask
             else []
         )
@@ -93,7 +103,7 @@ class Agreements:
         return self._post.send(member.peer, Kind.KEYS, name.text, plan=name.layout_id)
 
     def _layouts(self, name: Name) -> list[Action]:
-        return [self._layout(m, name) for m in self._roster.workers() if not m.left]
+        return [self._layout(m, name) for m in self._roster.workers() if not m.left and m.rank in name.requests]
 
     def _layout(self, member: Member, name: Name) -> Send:
         return self._post.send(member.peer, Kind.LAYOUT, name.text, plan=name.requests[member.rank], key=name.layout_id)

@@ -22,10 +22,10 @@ class Handover(NamedTuple):
 
 @dataclass(slots=True)
 class Handovers:
-    """without: ranks that have no state yet."""
+    """without: ranks that have no state yet. count: of all handovers."""
 
     without: set[int] = field(default_factory=set)
-    _count: int = 0
+    count: int = 0
     _open: dict[int, Handover] = field(default_factory=dict)  # by taker
 
     def replaced(self, rank: int) -> None:
@@ -34,19 +34,23 @@ class Handovers:
         self._open.pop(rank, None)
 
     def ask(self, taker: int, failed: int, living: Iterable[int]) -> Handover | None:
-        """A rank asks for the state. failed: how many handovers to this process have failed. living: ranks whose processes live. None: nobody has it."""
+        """A rank asks for the state, once or again. failed: how many handovers to this process have failed. living: ranks whose processes live. None: nobody has
+        it."""
         known, givers = self._open.get(taker), [rank for rank in living if rank != taker and rank not in self.without]
         if known is not None and known.failed >= failed and known.giver in givers:
             return known
         if not givers:
             return None
-        self._count += 1
-        self._open[taker] = Handover(self._count, min(givers), taker, failed)
+        self.count += 1
+        self._open[taker] = Handover(self.count, min(givers), taker, failed)
         return self._open[taker]
 
-    def of(self, giver: int) -> list[Handover]:
-        """What this rank gives now."""
-        return [handover for handover in self._open.values() if handover.giver == giver]
+    def fail(self, giver: int) -> list[int]:
+        """A rank's process has ended, and with it what it gave. Returns who was to take that; they get others."""
+        takers = [taker for taker, handover in self._open.items() if handover.giver == giver]
+        for taker in takers:
+            del self._open[taker]
+        return takers
 
     def done(self, taker: int) -> None:
         """The rank has the state."""

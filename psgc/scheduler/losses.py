@@ -39,6 +39,7 @@ class Losses:
         if member.mourned:
             return []
         member.mourned = True
+        self._agreements.forget(member.rank)
         text = f"{member.label} died: the others wait for the process that takes its place (PSGC_ON_WORKER_LOSS=wait)"
         return [Log(logging.WARNING, text), *self._tell(text, member), *self._fail_of(member.rank)]
 
@@ -48,7 +49,7 @@ class Losses:
         self._roster.replace(worker, peer, register, now)
         worker.generation += 1
         self._handovers.replaced(worker.rank)
-        self._agreements.values.give_up(worker.rank)
+        self._agreements.forget(worker.rank)
         return [Log(logging.WARNING, text), *self._tell(text, worker), *self._fail_of(worker.rank)]
 
     def state(self, member: Member, header: Header) -> list[Action]:
@@ -57,9 +58,10 @@ class Losses:
         if header.key:
             self._handovers.done(member.rank)
             return []
-        self._agreements.values.give_up(member.rank)
-        living = {other.rank: other for other in self._living()}
+        living, count = {other.rank: other for other in self._living()}, self._handovers.count
         handover = self._handovers.ask(member.rank, header.plan, living)
+        if self._handovers.count > count:
+            self._agreements.values.give_up(member.rank)  # what it had looked up for the one before
         if handover is None:
             raise UsageError(
                 f"{member.label} has taken the place of a worker that died, and no other worker is left to give it the job's state"
@@ -75,7 +77,7 @@ class Losses:
 
     def _fail_of(self, giver: int) -> list[Action]:
         """The process of a rank that gave others its state has ended: tell these, and they ask again."""
-        takers = {handover.taker for handover in self._handovers.of(giver)}
+        takers = set(self._handovers.fail(giver))
         return [self._post.send(m.peer, Kind.STATE, plan=giver, key=1) for m in self._roster.workers() if m.rank in takers]
 
     def _tell(self, text: str, teller: Member) -> list[Send]:

@@ -209,7 +209,7 @@ class Membership:
 
     def _replaced(self, worker: Member, peer: bytes, register: Register, now: float) -> list[Action]:
         assert self.losses is not None, "a worker's former process is known once everyone was there"
-        if register.incarnation <= worker.register.incarnation and worker.gone is None:
+        if self.roster.is_past(register) or (register.incarnation <= worker.register.incarnation and worker.gone is None):
             raise RemoteProtocolError(f"another process has taken the place of {worker.label}", ErrorCode.NOT_ADMITTED)
         if register.version != __version__:
             who = f"pid {register.pid} on {register.hostname}"

@@ -61,6 +61,11 @@ class Barriers:
         del self._open[layout, number]
         return list(range(self._size))
 
+    def forget(self, rank: int) -> None:
+        """The rank's process has died: another will come to the barriers that are open."""
+        for gathering in self._open.values():
+            gathering.came.discard(rank)
+
     def open(self) -> list[Gathering]:
         return list(self._open.values())
 
@@ -181,6 +186,11 @@ class Declarations:
             if name.servers is not None:
                 name.servers.came.discard(server)
         self._again[server] = set(self._by_layout)
+
+    def forget(self, rank: int) -> None:
+        """The rank's process has died: another will declare what it needs under request ids of its own."""
+        for name in self._names.values():
+            name.requests.pop(rank, None)
 
     def awaiting_servers(self) -> list[Gathering]:
         """The layouts that some server does not serve yet."""

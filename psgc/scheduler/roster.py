@@ -57,6 +57,7 @@ class Roster:
         self._names: dict[bytes, Member] = {}
         self._registered: dict[Register, Member] = {}
         self._processes: dict[tuple[str, int, int], list[Member]] = {}
+        self._past: set[Register] = set()  # of processes in whose place others are
         self._present: dict[int, dict[int, Member]] = {}  # workers by node and local rank
         self.ranks = Ranks((1,))  # the workers of each node, once they are numbered
         self._topology = b""  # encoded, without the receiver's own fields
@@ -100,11 +101,16 @@ class Roster:
         del self._registered[member.register]
         self._processes[_process(member.register)].remove(member)
         self._processes.setdefault(_process(register), []).append(member)
+        self._past.add(member.register)
         self._names = {name: other for name, other in self._names.items() if other is not member}
         member.peer, member.register, member.last_seen = peer, register, now
         member.named = member.gone = member.report = None
         member.mourned = False
         self._names[peer] = self._registered[register] = member
+
+    def is_past(self, register: Register) -> bool:
+        """Whether this is a word, late, of a process in whose place another is."""
+        return register in self._past
 
     def has_left(self, register: Register, over: bool) -> bool:
         """Whether the process that registers was a member, has left, and begins another session. over: all workers have left, so that a server has ended its

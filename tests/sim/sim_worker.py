@@ -51,7 +51,7 @@ class _Bucket:
 class SimWorker:
     """What worker/network.py does around Client and Coordinator, with named payloads, and a trainer that follows a script."""
 
-    def __init__(self, world: World, node: int) -> None:
+    def __init__(self, world: World, node: int, incarnation: int = 0) -> None:
         self.world, self.clock, self.rng = world, world.clock, world.rng
         self.node = node
         self.membership = Membership()
@@ -77,6 +77,7 @@ class SimWorker:
             local_size=scenario.nodes[place[0]],
             job=world.job,
             token=world.token,
+            incarnation=incarnation,
         )
         self.dealer = SimDealer(self)
         self.coordinator = Coordinator(self.dealer, config, self.membership, self)  # type: ignore[arg-type]
@@ -165,7 +166,8 @@ class SimWorker:
                 self.clock.after(self.world.work_time(), self._decoded, action, read(action.payload))
             elif isinstance(action, Greet):
                 assert self.client is not None
-                self.links[action.server].send(Header(Kind.HELLO, job=self.world.job, epoch=self.client.epoch, sender=self.node))
+                hello = Header(Kind.HELLO, job=self.world.job, epoch=self.client.epoch, step=self.client.incarnation, sender=self.node)
+                self.links[action.server].send(hello)
             elif isinstance(action, Transferred):
                 self._transferred(action.transfer)
             elif isinstance(action, Measured):

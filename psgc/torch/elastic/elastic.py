@@ -70,6 +70,7 @@ class Elastic:
         self._readers = 0
         self._changing = True  # by the script: from an optimizer's step to the next beginning
         self._taken: Handover | None = None  # the last one of which this rank was told that it takes it
+        self._given: set[int] = set()  # numbers of handovers; the scheduler says each again and again
         self._begun = False
         self._optimizer.register_step_pre_hook(self._before_step)
         self._session.hear_of_handovers(self._heard)
@@ -150,7 +151,8 @@ class Elastic:
             with self._changed:
                 self._taken = handover
                 self._changed.notify_all()
-        else:
+        elif handover.number not in self._given:
+            self._given.add(handover.number)
             threading.Thread(target=self._give, args=(handover,), name="psgc-state", daemon=True).start()
 
     def _give(self, handover: Handover) -> None:
