@@ -28,7 +28,7 @@ FOLDERS = ("server", "worker", "cuda", "launch")
 # Folders of a package, each of which imports from those before it only.
 FLOORS = {
     "psgc.plan": ("inputs", "model", "planfile", "local_search", "methods", "live", "report", "whatif"),
-    "psgc.torch": ("device", "collectives", "session", "tensors", "state", "plans", "gradients", "auto", "ddp", "optimizers"),
+    "psgc.torch": ("device", "collectives", "session", "tensors", "state", "plans", "gradients", "auto", "ddp", "optimizers", "elastic"),
     "psgc.launch": (
         "supervision",
         "bench",

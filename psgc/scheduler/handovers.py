@@ -34,8 +34,8 @@ class Handovers:
         self._open.pop(rank, None)
 
     def ask(self, taker: int, failed: int, living: Iterable[int]) -> Handover | None:
-        """A rank asks for the state, once or again. failed: how many handovers to this process have failed. living: ranks whose processes live. None: nobody has
-        it."""
+        """A rank asks for the state, once or again. failed: how many handovers to this process have failed. living: ranks whose processes live. None: nobody
+        has it."""
         known, givers = self._open.get(taker), [rank for rank in living if rank != taker and rank not in self.without]
         if known is not None and known.failed >= failed and known.giver in givers:
             return known

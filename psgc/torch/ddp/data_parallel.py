@@ -21,6 +21,7 @@ from psgc.torch.gradients.front_end import Parameters
 from psgc.torch.gradients.in_backward import BackwardGradients
 from psgc.torch.plans.choice import Given, chosen
 from psgc.torch.session import api
+from psgc.torch.session.replaceable import refuse_replaceable
 from psgc.torch.tensors.broadcast import broadcast_parameters, broadcast_tensors
 from psgc.torch.tensors.declaring import spec_of
 
@@ -49,6 +50,7 @@ class DistributedDataParallel(torch.nn.Module):
                 f"DistributedDataParallel: device_ids has {len(device_ids)} devices, expected one: each process trains on one device"
             )
         session = api.current_session()
+        refuse_replaceable(session, "DistributedDataParallel")
         choice = chosen(session, compression, "DistributedDataParallel")
         if choice.auto:
             raise UsageError(

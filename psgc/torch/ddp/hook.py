@@ -25,6 +25,7 @@ from psgc.torch.ddp.parameters import laid_out
 from psgc.torch.gradients.last_step import NONE_WAIT
 from psgc.torch.plans.choice import Given, chosen, switched
 from psgc.torch.session import api
+from psgc.torch.session.replaceable import refuse_replaceable
 from psgc.torch.tensors.codec_text import codec_text
 
 logger = logging.getLogger(__name__)
@@ -58,6 +59,7 @@ class DdpHook:
             codec_text(codec_or_plan, "float32")  # a misspelt codec is told before the job is joined
         api.init()
         self._session = api.current_session()
+        refuse_replaceable(self._session, "ddp_hook")
         check_world(self._session)
         choice = chosen(self._session, codec_or_plan, "ddp_hook")
         if self._session.config.profile:

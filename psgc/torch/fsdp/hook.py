@@ -19,6 +19,7 @@ from psgc.torch.fsdp.units import replicas_of, units_of
 from psgc.torch.gradients.linearity import CodecAdvice
 from psgc.torch.plans.choice import Choice, Given, chosen, switched
 from psgc.torch.session import api
+from psgc.torch.session.replaceable import refuse_replaceable
 
 
 def fsdp_hook(model: torch.nn.Module, codec_or_rule: Given = None) -> FsdpHook:
@@ -47,6 +48,7 @@ class FsdpHook:
         units = units_of(model)
         api.init()
         session = self._session = api.current_session()
+        refuse_replaceable(session, "fsdp_hook")
         check_world(session)
         choice = _without_plan(chosen(session, codec_or_rule, "fsdp_hook"))
         if session.config.profile:

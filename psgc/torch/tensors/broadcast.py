@@ -18,6 +18,7 @@ import torch
 from psgc.errors import UsageError
 from psgc.layout import Declaration, TensorSpec
 from psgc.torch.session import api
+from psgc.torch.session.replaceable import refuse_replaceable
 from psgc.torch.tensors import plain
 from psgc.torch.tensors.apart import put_tensors, take_tensors
 from psgc.torch.tensors.buffers import TensorsBuffer
@@ -33,6 +34,7 @@ _LENGTH: Final = struct.Struct("<Q")
 _PLAIN: Final = b"\0"  # what an object's bytes begin with
 _PICKLED: Final = b"\1"
 _REFUSED: Final = b"\2"  # why the object is not sent follows, as text
+INSTEAD: Final = "psgc.torch.Elastic gives all ranks rank 0's parameters and optimizer state; leave this call out"
 BEGINNING_BYTES: Final = HEAD_BYTES - _LENGTH.size
 
 _calls: WeakKeyDictionary[Session, Counter[str]] = WeakKeyDictionary()  # by call and name
@@ -57,7 +59,7 @@ def broadcast_parameters(params: NamedTensors, root_rank: int = 0, prefix: str =
             raise UsageError(f"broadcast_parameters: {name!r} is a {type(value).__name__}, not a tensor; send it with broadcast_object")
         if value is not None:
             named.append((name, value))
-    _refuse_replaceable(_checked_root(root_rank), "broadcast_parameters")
+    refuse_replaceable(_checked_root(root_rank), "broadcast_parameters", INSTEAD)
     _agree_on_root(_checked_root(root_rank), f"broadcast_parameters.{prefix}", root_rank, "broadcast_parameters")
     broadcast_tensors(named, root_rank, prefix)
 
@@ -70,7 +72,7 @@ def broadcast_optimizer_state(
     Tensors travel as broadcasts, the rest as an object (see ``broadcast_object``, also on allow_pickle). Raises UsageError for LBFGS.
     """
     check_optimizer(optimizer, "broadcast_optimizer_state")
-    _refuse_replaceable(api.current_session(), "broadcast_optimizer_state")
+    refuse_replaceable(api.current_session(), "broadcast_optimizer_state", INSTEAD)
     _broadcast_optimizer(api.current_session(), optimizer, root_rank, prefix, allow_pickle)
 
 
@@ -101,17 +103,8 @@ def broadcast_object(obj: Any = None, root_rank: int = 0, name: str | None = Non
     rank that was sent a pickle and does not allow it.
     """
     session = _checked_root(root_rank)
-    _refuse_replaceable(session, "broadcast_object")
+    refuse_replaceable(session, "broadcast_object", INSTEAD)
     return _broadcast_object(session, obj, root_rank, name or "object", allow_pickle)
-
-
-def _refuse_replaceable(session: Session, call: str) -> None:
-    """Raise UsageError where a process may take a dead one's place: it would begin its broadcasts anew, while the others go on with theirs."""
-    if session.config.on_worker_loss != "stop" and session.size > 1:
-        raise UsageError(
-            f"{call}: under PSGC_ON_WORKER_LOSS={session.config.on_worker_loss} a process that takes a dead worker's place could not take part; "
-            f"psgc.torch.Elastic gives all ranks rank 0's parameters and optimizer state; leave this call out"
-        )
 
 
 def _broadcast_object(session: Session, obj: Any, root_rank: int, name: str, allow_pickle: bool) -> Any:

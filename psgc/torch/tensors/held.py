@@ -21,6 +21,7 @@ from psgc.errors import CodecError, UsageError
 from psgc.layout.update_rule import UpdateRule
 from psgc.server.weights.rules import RuleState
 from psgc.torch.session import api
+from psgc.torch.session.replaceable import refuse_replaceable
 from psgc.torch.tensors.codec_text import given_text
 from psgc.torch.tensors.declaring import declaration, spec_of
 from psgc.torch.tensors.sent import SentBucket
@@ -104,6 +105,7 @@ class HeldTensors(api.Member):
         self, tensors: Mapping[str, torch.Tensor], name: str, rule: str = "add", compression: Any = None, *, memory: LayoutMemory | None = None
     ) -> None:  # fmt: skip
         self._session = session = api.current_session()
+        refuse_replaceable(session, "HeldTensors")
         config = session.config
         self.rule = UpdateRule.parse(rule)
         if config.wire == "pslite":

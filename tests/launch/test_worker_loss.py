@@ -1,0 +1,179 @@
+"""A worker's process that is killed in the middle of a real job is followed by another, and the training goes on (PSGC_ON_WORKER_LOSS=wait)."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+JOB = str(ROOT / "tests" / "jobs" / "lost_worker.py")
+WAIT = {"PSGC_ON_WORKER_LOSS": "wait"}
+TRAINS = (
+    "import os, signal, torch\nimport psgc.torch as psgc\npsgc.init()\nmodel = torch.nn.Linear(3, 1)\n"
+    "optimizer = psgc.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())\n"
+)
+SAYS = re.compile(r"rank (\d+) step (\d+) loss (\S+) pid (\d+)")
+Found = tuple[
+    int, list[tuple[int, int, str]], list[str], str
+]  # status; rank, step and loss of each line; what ranks found at the end; stderr
+
+
+def train(launched: Any, codec: str, steps: int, kills: int = 0, seed: int = 0, workers: int = 2, servers: int = 1, **env: str) -> Found:
+    """Run the job, and kill a worker's process now and then, each once it has said a step that it has taken."""
+    options = ("--no-prefix", "--workers", str(workers), "--servers", str(servers))
+    popen = launched.psgc("run", *options, "--", sys.executable, JOB, str(steps), codec, "0.01", **WAIT, **env)
+    rng, said, found, killed = random.Random(seed), [], [], set[int]()
+    assert popen.stdout is not None
+    wait = workers * rng.randint(1, 4)
+    for line in popen.stdout:
+        if " found " in line:
+            found.append(line.split(" found ")[1].split()[0])
+        if not (match := SAYS.match(line)):
+            continue
+        rank, step, loss, pid = int(match[1]), int(match[2]), match[3], int(match[4])
+        said.append((rank, step, loss))
+        wait -= 1
+        if kills and wait <= 0 and pid not in killed and step < steps - 2:
+            os.kill(pid, signal.SIGKILL)
+            killed.add(pid)
+            kills, wait = kills - 1, workers * rng.randint(1, 4)
+    status, _, err = launched.end(popen)
+    assert kills == 0, err
+    return status, said, found, err
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_training_has_the_losses_and_parameters_of_one_whose_workers_live(launched: Any, transport: str) -> None:
+    """Without a codec that keeps residuals, and with batches and dropout that follow from seed, rank and step."""
+    losses, parameters = [], []
+    for kills in (0, 3):
+        status, said, found, err = train(launched, "none", 24, kills, seed=len(transport), PSGC_TRANSPORT=transport)
+        assert status == 0, err
+        assert len(found) == 2 and len(set(found)) == 1
+        losses.append(sorted({(step, loss) for _, step, loss in said}))
+        parameters.append(found[0])
+        assert err.count("another process takes its place") == kills
+        repeated = sum(count - 1 for count in Counter((rank, step) for rank, step, _ in said).values())
+        assert repeated <= kills, "at most the step under way is taken again"
+    assert losses[0] == losses[1] and len(losses[0]) == 24
+    assert parameters[0] == parameters[1]
+
+
+def test_with_residuals_all_ranks_keep_the_same_parameters(launched: Any) -> None:
+    status, said, found, err = train(launched, "int8", 24, 3, seed=1, workers=3, servers=2, PSGC_TRANSPORT="tcp", PSGC_ENCRYPT="1")
+    assert status == 0, err
+    assert len(found) == 3 and len(set(found)) == 1
+    assert len({(step, loss) for _, step, loss in said}) == 24, "every rank got the same mean of each step"
+
+
+def test_the_example_goes_on(launched: Any) -> None:
+    found = []
+    for kills in (0, 1):
+        popen = launched.psgc(
+            "run", "--no-prefix", "--", sys.executable, str(ROOT / "examples" / "train_elastic.py"), "--steps", "60", **WAIT
+        )
+        line = launched.read_until(popen, "step 10:")
+        if kills:
+            os.kill(workers_of(popen)[1], signal.SIGKILL)
+        status, out, err = launched.end(popen)
+        assert status == 0, err
+        found.append((line, re.findall(r"^(?:step|weights) .*", out, re.M)))
+    assert found[0] == found[1]
+
+
+def workers_of(popen: Any) -> list[int]:
+    _guardian, _scheduler, _server, *workers = map(int, Path(f"/proc/{popen.pid}/task/{popen.pid}/children").read_text().split())
+    return workers
+
+
+def test_a_worker_that_dies_again_and_again_without_a_step_ends_the_job_with_its_line(launched: Any, tmp_path: Path) -> None:
+    script = tmp_path / "dies.py"
+    script.write_text(
+        TRAINS + "for step in psgc.Elastic(model=model, optimizer=optimizer).steps(100):\n"
+        "    if step == 2 and psgc.rank() == 1:\n        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    model(torch.ones(3)).sum().backward()\n    optimizer.step()\n"
+    )
+    status, _, err = launched.end(launched.psgc("run", "--", sys.executable, str(script), **WAIT))
+    assert status == 128 + signal.SIGKILL, err
+    assert re.search(r"worker 1 has ended \d times in \d+ s and completed no step in between, so it is not started again$", err, re.M), err
+    assert re.search(r"psgc run: rank 1 was killed by SIGKILL \(pid \d+\)$", err.strip()), err
+
+
+def test_a_script_without_elastic_ends_with_a_line_that_names_it(launched: Any, tmp_path: Path) -> None:
+    script = tmp_path / "plain.py"
+    script.write_text(
+        TRAINS + "while True:\n    model(torch.ones(3)).sum().backward()\n    optimizer.step()\n    print('step', flush=True)\n"
+    )
+    popen = launched.psgc("run", "--no-prefix", "--", sys.executable, str(script), **WAIT)
+    launched.read_until(popen, "step")
+    os.kill(workers_of(popen)[1], signal.SIGKILL)
+    status, _, err = launched.end(popen)
+    assert status == 1
+    last = err.strip().splitlines()[-1]
+    assert (
+        "rank 1 ended with UsageError: this process has taken the place of rank 1's, which died, and has not the job's state yet" in last
+    ), err
+    assert "psgc.torch.Elastic" in last
+
+
+def test_an_error_of_the_script_is_not_repeated(launched: Any, tmp_path: Path) -> None:
+    script = tmp_path / "raises.py"
+    script.write_text(
+        "import psgc.torch as psgc\npsgc.init()\nif psgc.rank() == 1:\n    raise ValueError('no such shard')\npsgc.barrier()\n"
+    )
+    status, _, err = launched.end(launched.psgc("run", "--", sys.executable, str(script), **WAIT))
+    assert status == 1
+    assert "takes its place" not in err
+    assert err.strip().splitlines()[-1].startswith("psgc run: rank 1 ended with ValueError: no such shard"), err
+
+
+@pytest.mark.parametrize(
+    ("servers", "env", "words"),
+    [
+        ("0", {}, "DMLC_NUM_SERVER=0: workers that exchange among themselves cannot go on without one"),
+        ("1", {"PSGC_ASYNC": "1"}, "PSGC_ASYNC=1"),
+    ],
+)
+def test_what_cannot_wait_is_refused_before_anything_starts(launched: Any, servers: str, env: dict[str, str], words: str) -> None:
+    status, _, err = launched.end(launched.psgc("run", "--servers", servers, "--", sys.executable, JOB, "3", "none", "0", **WAIT, **env))
+    assert status == 2, err
+    assert "PSGC_ON_WORKER_LOSS=wait" in err and words in err and len(err.strip().splitlines()) == 1, err
+
+
+@pytest.mark.parametrize(
+    "call",
+    ["psgc.broadcast_parameters(model.state_dict())", "psgc.DistributedDataParallel(model)", "psgc.ddp_hook()", "psgc.CrossBarrier(model, optimizer)",
+     "psgc.DiLoCo(model, optimizer, every=2)", "psgc.broadcast_object(3)"],
+)  # fmt: skip
+def test_what_another_process_could_not_take_part_in_is_refused(launched: Any, tmp_path: Path, call: str) -> None:
+    script = tmp_path / "calls.py"
+    begin = "import torch\nimport psgc.torch as psgc\npsgc.init()\nmodel = torch.nn.Linear(3, 1)\n"
+    script.write_text(f"{begin}optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n{call}\n")
+    status, _, err = launched.end(launched.psgc("run", "--", sys.executable, str(script), **WAIT))
+    assert status == 1
+    assert (
+        "under PSGC_ON_WORKER_LOSS=wait a process that takes a dead worker's place could not take part; " in err.strip().splitlines()[-1]
+    ), err
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(8))
+def test_many_kills_at_random_steps(launched: Any, seed: int) -> None:
+    rng = random.Random(seed)
+    workers, servers = rng.choice([(2, 1), (3, 1), (3, 2), (4, 2)])
+    make: Callable[[int], Found] = lambda kills: train(  # noqa: E731
+        launched, "none", 60, kills, seed, workers, servers, PSGC_TRANSPORT=rng.choice(["shm", "tcp"])
+    )
+    plain, killed = make(0), make(6)
+    assert plain[0] == killed[0] == 0, killed[3]
+    assert {(step, loss) for _, step, loss in plain[1]} == {(step, loss) for _, step, loss in killed[1]}
+    assert set(plain[2]) == set(killed[2]) and len(set(killed[2])) == 1
