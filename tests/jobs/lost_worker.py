@@ -19,7 +19,9 @@ def main() -> None:
     psgc.init()
     rank = psgc.rank()
     torch.manual_seed(rank)
-    model = nn.Sequential(nn.Linear(32, 300), nn.BatchNorm1d(300), nn.ReLU(), nn.Dropout(0.1), nn.Linear(300, 300), nn.ReLU(), nn.Linear(300, 1))
+    model = nn.Sequential(
+        nn.Linear(32, 300), nn.BatchNorm1d(300), nn.ReLU(), nn.Dropout(0.1), nn.Linear(300, 300), nn.ReLU(), nn.Linear(300, 1)
+    )
     optimizer = psgc.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.01), model.named_parameters(), compression=codec)
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [5, 11], gamma=0.5)
     elastic = psgc.Elastic(model=model, optimizer=optimizer, scheduler=scheduler, seed=7)

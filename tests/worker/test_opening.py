@@ -27,7 +27,7 @@ class Executor:
     def __init__(self) -> None:
         self.submitted: list[Any] = []
 
-    def add(self, layout: Layout) -> None:
+    def add(self, layout: Layout, steps: int = 0) -> None:
         pass
 
     def submit(self, layout: Layout, bucket: int, submission: Any) -> None:
