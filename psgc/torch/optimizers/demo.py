@@ -20,6 +20,7 @@ from psgc.codecs.outer import CHUNK, SIDE
 from psgc.codecs.relay import join_payloads
 from psgc.errors import UsageError
 from psgc.torch.session import api
+from psgc.torch.session.replaceable import refuse_replaceable
 from psgc.torch.state import saved
 from psgc.torch.state.residuals import Kept, check_sizes
 from psgc.torch.tensors.declaring import declaration, spec_of
@@ -67,6 +68,7 @@ class DeMo(torch.optim.Optimizer):
         super().__init__([parameter for _, parameter in named], {"lr": lr, "weight_decay": weight_decay})
         api.init()
         self._session = session = api.current_session()
+        refuse_replaceable(session, "DeMo")
         if not session.config.solo and not session.config.servers:
             raise UsageError(
                 "DeMo: servers relay what ranks send, and this job has none: start some (psgc run --servers 1, DMLC_NUM_SERVER)"
