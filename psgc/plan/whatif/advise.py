@@ -2,7 +2,7 @@
 
 The candidates form a ladder, the one that gives up least first. A rung is taken if it saves more of an iteration than its margin of error, and enough
 to be worth what it gives up. The advice is the highest such rung that this version runs. What only a later version could run is mentioned, but never
-advised. Owns the ladder and its words.
+advised. Local steps run, but are not advised either: nobody can tell their quality ahead. Owns the ladder and its words.
 """
 
 from __future__ import annotations
@@ -188,18 +188,17 @@ def _further(found: Sequence[Candidate], chosen: Candidate) -> str:
 
 
 def _not_yet(found: Sequence[Candidate], chosen: Candidate) -> str:
-    """The candidates that this version does not run but that would save time: the fastest codec, and local steps."""
-    parts = []
+    """The candidates that would save time but are not advised: the fastest codec of those that this version does not run, and local steps, which change what is
+    trained."""
+    text = ""
     later = [one.in_any_version for one in found[:-1] if one.sound and (one.later_us is not None or not one.runs)]
-    for one, what in (
-        (min(later, key=lambda one: one.iteration_us(NOMINAL), default=None), "by other collectives or on GPUs"),
-        (found[-1], ""),
-    ):
-        if one is not None and gain_over(one, chosen).gain > LEAST_GAIN["compress"]:
-            steps = one.name.partition("-")[2]
-            name = f"{one.name} {what}" if what else f"local steps with an exchange every {steps}"
-            parts.append(f"{name} {_ms(one)} ms")
-    return f" What this version does not run would take: {', '.join(parts)}." if parts else ""
+    best, local = min(later, key=lambda one: one.iteration_us(NOMINAL), default=None), found[-1]
+    if best is not None and gain_over(best, chosen).gain > LEAST_GAIN["compress"]:
+        text = f" What this version does not run would take: {best.name} by other collectives or on GPUs {_ms(best)} ms."
+    if gain_over(local, chosen).gain > LEAST_GAIN["infrequent"]:
+        steps = local.name.partition("-")[2]
+        text += f" Local steps with an exchange every {steps} (psgc.DiLoCo) would take {_ms(local)} ms: another optimizer, whose loss is to be watched."
+    return text
 
 
 def _of_hosts(cluster: Cluster) -> str:
@@ -255,7 +254,10 @@ def _notes(
     notes.append("bf16: gradients that are bf16 when they are ready, or cast at no cost")
     if standard.level == EXACT:
         notes.append("quality: a cast to bf16 changes gradients of float32, so if yours are, --quality exact leaves none, as in psgc plan")
-    notes.append("local steps change the optimizer: fewer exchanges, other learning rates; their quality is not judged here")
+    notes.append(
+        "local steps (psgc.DiLoCo) change the optimizer: fewer exchanges, other learning rates. They are never advised, since their quality depends on model "
+        "and interval; docs/far-apart.md has losses that were measured"
+    )
     return notes
 
 

@@ -71,7 +71,7 @@ class Candidate:
     residual_bytes:    a worker's memory for residuals; server_bytes: that of all servers.
     encodes:           encodings of the bucket that is encoded most often.
                        (These four are the larger ones of the plan and of the plan of ``later_us``.)
-    runs:              what runs the plan: ALL_REDUCE, PSGC, or "" for nothing.
+    runs:              what runs the plan: ALL_REDUCE, PSGC (of local steps: its DiLoCo), or "" for nothing.
     later_us:          like ``iteration_us``, with a faster plan that no job runs yet; None if there is none.
     lacking:           why none of the codec's plans runs."""
 
@@ -194,11 +194,15 @@ def _iteration(problem: Problem, plan: Found, times: str) -> Iteration:
 
 
 def _local_steps(problem: Problem, name: str, times: str) -> Candidate:
-    """The candidate of local steps: the change of H steps is exchanged, without overlap with computing (Douillard et al. 2023, algorithm 1)."""
+    """The candidate of local steps: the change of H steps is exchanged, without overlap with computing (Douillard et al. 2023, algorithm 1). As
+    psgc.DiLoCo runs it with ``codec="int8"``: every GPU exchanges for itself, by the codec and without a plan."""
     profile = problem.profile
     computing = (profile.forward_us or 0.0) + profile.backward_us
     at_once = replace(problem, profile=replace(profile, tensors=tuple(replace(t, ready_us=0.0) for t in profile.tensors)))
-    plan = search(at_once)
+    served = problem.codec.name == OUTER_CODEC
+    plan = uncut(at_once) if served else search(at_once)
+    if served:
+        at_once = replace(at_once, cluster=with_servers(at_once.cluster))
     steps = next((h for h in LOCAL_STEPS if plan.step_us / h <= EXCHANGE_SHARE * computing), LOCAL_STEPS[-1])
 
     @functools.cache
@@ -206,7 +210,7 @@ def _local_steps(problem: Problem, name: str, times: str) -> Candidate:
         return computing + simulate(varied(at_once, _change(corner, times)), plan.buckets).step_us / steps
 
     size = (2.0 if name == BF16 else problem.codec.bytes_per_element) / steps
-    return Candidate(f"local-{steps}", "infrequent", size, None, times, iteration_us, _compressed_share(plan), runs="")
+    return Candidate(f"local-{steps}", "infrequent", size, None, times, iteration_us, _compressed_share(plan), runs=PSGC)
 
 
 def _compressed_share(plan: Found) -> float:
