@@ -1,17 +1,26 @@
-"""Two learners far apart train a byte-level GPT on real text: DDP, torchft's DiLoCo, and psgc's, one job after the other. Loss, bytes and seconds.
+"""Learners far apart train a byte-level GPT on real text: DDP, torchft's DiLoCo, and what psgc has, one job after the other. Loss, bytes and seconds.
 
     python benchmarks/far_apart.py                                     bytes and losses over links without a limit
     python benchmarks/far_apart.py --mbit 10 --delay-ms 50 --steps 100
     python benchmarks/far_apart.py --systems "psgc none,psgc int4,psgc streaming" --every 25 --json
+    python benchmarks/far_apart.py --mbit 10 --delay-ms 50 --steps 2000 --learners 4 --results far.jsonl     in slices: start it again, and it goes on
 
-Needs root (``testbed.py``). Every system trains the same model from the same seed on the same batches, by AdamW; those that exchange rarely do so once in
-``--every`` steps, by an outer step of SGD with Nesterov momentum (lr 0.7, momentum 0.9).
+Needs root (``testbed.py``). Every system trains the same model from the same seed on the same batches; those that exchange rarely do so once in ``--every``
+steps, by an outer step of SGD with Nesterov momentum (lr 0.7, momentum 0.9). All but DeMo take AdamW inside.
 
-    systems  ddp: torch's DistributedDataParallel over gloo; torchft: its DiLoCo over gloo, where torchft is installed; psgc CODEC: psgc's DiLoCo;
-             psgc streaming: int4 in 4 fragments that travel for 5 steps each, of which half of a rank's own progress stays (mix 0.5)
+    ddp               torch's DistributedDataParallel over gloo
+    torchft           its DiLoCo over gloo, where torchft is installed
+    psgc CODEC        psgc's DiLoCo
+    psgc streaming    int4 in 4 fragments that travel for 5 steps each, of which half of a rank's own progress stays (mix 0.5)
+    psgc servers      int4, the outer step on servers
+    psgc sparseloco   the codec of that name, and the mean as the outer step
+    psgc demo         DeMo, which exchanges in every step
+    psgc decoupled    learners around a syncer, int4; "decoupled slow": learner 1 takes ten times as long for a step; "decoupled killed": it is gone
+                      after a quarter of its steps. Their figures are of the other learners.
 
 "sent" is what one host sent over its link in the whole run, connecting included; "loss" is that of validation, in nats a byte, after the last exchange;
-"memory" what a learner's process holds at the end, beyond what it held before the model was made. Seconds are those of training, the last exchange included.
+"memory" what a learner's process holds at the end, beyond what it held before the model was made. Seconds are those of training, the last exchange included,
+and without those of ``--curve``, whose points (tokens of all learners, seconds, loss of learner 0) are in the document of ``--json`` and in ``--results``.
 """
 
 from __future__ import annotations
@@ -38,16 +47,21 @@ from testbed import Member, Testbed, TestbedError, everywhere, psgc_job, run_mem
 from psgc.diagnostics.machine import machine
 from psgc.launch.tables import print_table
 
-LEARNERS: Final = 2
-SYSTEMS: Final = "ddp,torchft,psgc none,psgc bf16,psgc int4,psgc streaming"
+SYSTEMS: Final = (
+    "ddp,torchft,psgc none,psgc bf16,psgc int4,psgc streaming,psgc servers,psgc sparseloco,psgc demo,psgc decoupled,psgc decoupled slow,"
+    "psgc decoupled killed"
+)
 PORT: Final = 9140
 OUTER: Final = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
 BATCH: Final = 8  # sequences a learner and step
+CONTEXT: Final = 128
+TOKEN: Final = "of-this-benchmark"
+SLOWER: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One system. sent_bytes: by a host in the whole run; memory_bytes: -1 where it cannot be told."""
+    """One system. sent_bytes: by a host in the whole run; memory_bytes: -1 where it cannot be told. curve: tokens, seconds, loss."""
 
     system: str
     steps: int
@@ -55,93 +69,145 @@ class Row:
     sent_bytes: int
     loss: float
     memory_bytes: int
+    curve: tuple[tuple[float, float, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is the same for all systems. curve: steps between two points of the curve; 0: none are taken."""
+
+    steps: int
+    every: int
+    mbit: float = 0.0
+    delay_ms: float = 0.0
+    learners: int = 2
+    seed: int = 0
+    curve: int = 0
 
 
 # in the learners' processes
 
 
-def model_and_optimizer() -> tuple[Any, Any]:
+def model_and_optimizer(seed: int) -> tuple[Any, Any]:
     import torch
     from gpt_model import Gpt, GptConfig
 
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     model = Gpt(GptConfig())
     return model, torch.optim.AdamW(model.parameters(), lr=3e-3)
 
 
-def inner_steps(model: Any, run: Any, optimizer: Any, steps: int, learner: int) -> None:
-    import torch
-    from text_data import batch_of, load_text
+class Learner:
+    """One learner's steps and what it notes on the way. slower: by what factor each step is stretched; ends_at: the step after which it is gone."""
 
-    text, _ = load_text()
-    draw = torch.Generator().manual_seed(10 + learner)
-    for _ in range(steps):
-        x, y = batch_of(text, BATCH, 128, draw)
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(run(x).flatten(0, 1), y.flatten()).backward()
-        optimizer.step()
+    def __init__(self, job: Job, learner: int, slower: int = 1, ends_at: int = 0) -> None:
+        self.job, self.learner, self.slower, self.ends_at = job, learner, slower, ends_at
+        self.curve: list[tuple[float, float, float]] = []
+        self.paused, self.began = 0.0, time.monotonic()
+
+    def train(self, model: Any, run: Any, optimizer: Any) -> None:
+        import torch
+        from text_data import batch_of, load_text
+
+        text, _ = load_text()
+        draw = torch.Generator().manual_seed(1000 * self.job.seed + 10 + self.learner)
+        for step in range(1, self.job.steps + 1):
+            begun = time.monotonic()
+            x, y = batch_of(text, BATCH, CONTEXT, draw)
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(run(x).flatten(0, 1), y.flatten()).backward()
+            optimizer.step()
+            if self.slower > 1:
+                time.sleep((self.slower - 1) * (time.monotonic() - begun))
+            if step == self.ends_at:
+                os._exit(0)  # as one that is killed: nobody is told
+            if self.job.curve and step % self.job.curve == 0:
+                self._note(step, model)
+
+    def _note(self, step: int, model: Any) -> None:
+        """Every learner takes the time, so that none waits for the one whose figures count."""
+        at = time.monotonic()
+        loss = validation_loss(model, 2)
+        self.curve.append((step * self.job.learners * BATCH * CONTEXT, at - self.began - self.paused, loss))
+        self.paused += time.monotonic() - at
 
 
-def validation_loss(model: Any) -> float:
+def validation_loss(model: Any, batches: int = 8) -> float:
     import torch
     from text_data import batch_of, load_text
 
     _, text = load_text()
     draw, total = torch.Generator().manual_seed(1), 0.0
     with torch.no_grad():
-        for _ in range(8):
-            x, y = batch_of(text, 16, 128, draw)
+        for _ in range(batches):
+            x, y = batch_of(text, 16, CONTEXT, draw)
             total += float(torch.nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten()))
-    return total / 8
+    return total / batches
 
 
-def by_ddp(steps: int, learner: int) -> Any:
+def by_ddp(learner: Learner) -> Any:
     import torch
     import torch.distributed as dist
 
-    dist.init_process_group("gloo", rank=learner, world_size=LEARNERS)
-    model, optimizer = model_and_optimizer()
-    inner_steps(model, torch.nn.parallel.DistributedDataParallel(model), optimizer, steps, learner)
+    dist.init_process_group("gloo", rank=learner.learner, world_size=learner.job.learners)
+    model, optimizer = model_and_optimizer(learner.job.seed)
+    learner.train(model, torch.nn.parallel.DistributedDataParallel(model), optimizer)
     dist.barrier()
     return model
 
 
-def by_torchft(steps: int, every: int, learner: int, address: str) -> Any:
+def by_torchft(learner: Learner, address: str) -> Any:
     import torch
     from torch.distributed import TCPStore
     from torchft import Manager, ProcessGroupGloo
     from torchft.local_sgd import DiLoCo
 
-    model, optimizer = model_and_optimizer()
+    model, optimizer = model_and_optimizer(learner.job.seed)
     outer = torch.optim.SGD(model.parameters(), **OUTER)
     store = TCPStore(address, PORT + 1, is_master=True, wait_for_workers=False)
     hour = datetime.timedelta(hours=1)
     manager = Manager(
-        pg=ProcessGroupGloo(timeout=hour), load_state_dict=None, state_dict=None, min_replica_size=LEARNERS, use_async_quorum=False, timeout=hour,
-        quorum_timeout=hour, connect_timeout=hour, rank=0, world_size=1, store_addr=address, store_port=PORT + 1,
-        lighthouse_addr=os.environ["TORCHFT_LIGHTHOUSE"], replica_id=f"learner{learner}", hostname=address,
+        pg=ProcessGroupGloo(timeout=hour), load_state_dict=None, state_dict=None, min_replica_size=learner.job.learners, use_async_quorum=False,
+        timeout=hour, quorum_timeout=hour, connect_timeout=hour, rank=0, world_size=1, store_addr=address, store_port=PORT + 1,
+        lighthouse_addr=os.environ["TORCHFT_LIGHTHOUSE"], replica_id=f"learner{learner.learner}", hostname=address,
         init_sync=False,
     )  # fmt: skip
     try:
-        with DiLoCo(manager, [model], optimizer, outer, sync_every=every):
-            inner_steps(model, model, optimizer, steps, learner)
+        with DiLoCo(manager, [model], optimizer, outer, sync_every=learner.job.every):
+            learner.train(model, model, optimizer)
     finally:
         manager.shutdown(wait=False)
     del store
     return model
 
 
-def by_psgc(steps: int, every: int, how: str) -> Any:
+def by_psgc(learner: Learner, how: str) -> Any:
     import psgc.torch as psgc
 
+    every = learner.job.every
+    settings: dict[str, dict[str, Any]] = {
+        "streaming": {"fragments": 4, "delay": min(5, every - 1), "mix": 0.5, "codec": "int4"},
+        "servers": {"codec": "int4", "on": "servers"},
+        "sparseloco": {"codec": "sparseloco", "outer": "average"},
+    }
     psgc.init()
-    model, optimizer = model_and_optimizer()
-    more: dict[str, Any] = (
-        {"fragments": 4, "delay": min(5, every - 1), "mix": 0.5, "codec": "int4"} if how == "streaming" else {"codec": how}
-    )
-    with psgc.DiLoCo(model, optimizer, every=every, **more):
-        inner_steps(model, model, optimizer, steps, psgc.rank())
+    model, optimizer = model_and_optimizer(learner.job.seed)
+    if how == "demo":
+        psgc.broadcast_parameters(model.state_dict())
+        learner.train(model, model, psgc.DeMo(model.named_parameters(), lr=1e-3))
+    else:
+        with psgc.DiLoCo(model, optimizer, every=every, **settings.get(how, {"codec": how})):
+            learner.train(model, model, optimizer)
     psgc.shutdown()
+    return model
+
+
+def by_decoupled(learner: Learner, at: str) -> Any:
+    import psgc.torch as psgc
+
+    model, optimizer = model_and_optimizer(learner.job.seed)
+    with psgc.Decoupled(model, optimizer, every=learner.job.every, at=at, name=f"learner{learner.learner}", codec="int4"):
+        learner.train(model, model, optimizer)
     return model
 
 
@@ -149,39 +215,47 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def work(system: str, steps: int, every: int, folder: Path) -> None:
+def work(system: str, job: Job, folder: Path) -> None:
     """One learner, which writes what it measured."""
     import torch
 
     torch.set_num_threads(1)
-    learner, addresses = int(os.environ["TESTBED_HOST"]), os.environ["TESTBED_ADDRESSES"].split(",")
+    number, addresses = int(os.environ["TESTBED_HOST"]), os.environ["TESTBED_ADDRESSES"].split(",")
     kind, _, how = system.partition(" ")
-    before, sent, began = resident_bytes(), interface_bytes()[0], time.monotonic()
+    slow, killed = (number == 1 and how.endswith(word) for word in (" slow", " killed"))
+    learner = Learner(job, number, SLOWER if slow else 1, max(1, job.steps // 4) if killed else 0)
+    before, sent = resident_bytes(), interface_bytes()[0]
     if kind == "ddp":
-        model = by_ddp(steps, learner)
+        model = by_ddp(learner)
     elif kind == "torchft":
-        model = by_torchft(steps, every, learner, addresses[learner])
+        model = by_torchft(learner, addresses[number])
+    elif how.startswith("decoupled"):
+        model = by_decoupled(learner, f"{addresses[0]}:{PORT}")
     else:
-        model = by_psgc(steps, every, how)
-    took, moved, held = time.monotonic() - began, interface_bytes()[0] - sent, resident_bytes() - before
-    measured = {"seconds": took, "sent_bytes": moved, "memory_bytes": held, "loss": validation_loss(model)}
-    (folder / f"{learner}.json").write_text(json.dumps(measured))
+        model = by_psgc(learner, how)
+    took, moved, held = time.monotonic() - learner.began - learner.paused, interface_bytes()[0] - sent, resident_bytes() - before
+    measured = {"seconds": took, "sent_bytes": moved, "memory_bytes": held, "loss": validation_loss(model), "curve": learner.curve}
+    (folder / f"{number}.json").write_text(json.dumps(measured))
 
 
 # in the benchmark's own process
 
 
-def measure(system: str, steps: int, every: int, mbit: float, delay_ms: float) -> Row:
+def measure(system: str, job: Job) -> Row:
     """One job. Raises TestbedError if it fails."""
-    with tempfile.TemporaryDirectory(prefix="psgc-far-") as name, Testbed(LEARNERS, mbit / 1e3 if mbit else None, delay_ms=delay_ms) as bed:
+    gbps = job.mbit / 1e3 if job.mbit else None
+    with tempfile.TemporaryDirectory(prefix="psgc-far-") as name, Testbed(job.learners, gbps, delay_ms=job.delay_ms) as bed:
         folder = Path(name)
         script = str(Path(__file__).resolve())
-        command = [sys.executable, script, "--work", system, "--steps", str(steps), "--every", str(every), "--to", name]
+        command = [sys.executable, script, "--work", system, "--job", json.dumps(asdict(job)), "--to", name]
         own = {
             "MASTER_ADDR": bed.addresses[0], "MASTER_PORT": str(PORT), "GLOO_SOCKET_IFNAME": "eth0", "PSGC_LOG_LEVEL": "error", "OMP_NUM_THREADS": "1",
         }  # fmt: skip
-        if system.startswith("psgc"):
-            members = psgc_job(bed, command, servers=LEARNERS, server_hosts=0, extra=own)
+        counted = [learner for learner in range(job.learners) if learner != 1 or not system.endswith((" slow", " killed"))]
+        if system.startswith("psgc decoupled"):
+            members = _around_a_syncer(bed, command, own, job.learners)
+        elif system.startswith("psgc"):
+            members = psgc_job(bed, command, servers=job.learners, server_hosts=0, extra=own)
         else:
             own["TORCHFT_LIGHTHOUSE"] = f"http://{bed.addresses[0]}:{PORT + 2}"
             members = [Member(one.name, one.host, one.argv, {**one.env, **own}) for one in everywhere(bed, command, 1)]
@@ -191,11 +265,23 @@ def measure(system: str, steps: int, every: int, mbit: float, delay_ms: float) -
         status = run_members(bed, members)
         if status:
             raise TestbedError(f"{system}: the job ended with status {status}; what it said is above")
-        found = [json.loads((folder / f"{learner}.json").read_text()) for learner in range(LEARNERS)]
+        found = [json.loads((folder / f"{learner}.json").read_text()) for learner in counted]
     return Row(
-        system, steps, max(one["seconds"] for one in found), max(one["sent_bytes"] for one in found), sum(one["loss"] for one in found) / LEARNERS,
-        max(one["memory_bytes"] for one in found),
+        system, job.steps, max(one["seconds"] for one in found), max(one["sent_bytes"] for one in found), sum(one["loss"] for one in found) / len(found),
+        max(one["memory_bytes"] for one in found), tuple(tuple(point) for point in found[0]["curve"]),
     )  # fmt: skip
+
+
+def _around_a_syncer(bed: Testbed, command: list[str], own: dict[str, str], learners: int) -> list[Member]:
+    """A syncer on host 0, and a learner on every host. A slow learner is a service: it is ended with the syncer once the others have ended."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("DMLC_", "PSGC_", "BYTEPS_"))} | own
+    env["PSGC_TOKEN"] = TOKEN
+    syncer = [sys.executable, "-m", "psgc.launch", "syncer", "--listen", f"0.0.0.0:{PORT}", "--rule", f"delayed:learners={learners}"]
+    members = [Member("syncer", 0, syncer, env, service=True)]
+    slow = command[command.index("--work") + 1].endswith(" slow")
+    for host in range(learners):
+        members.append(Member(f"learner {host}", host, command, {**env, **bed.environment(host)}, service=slow and host == 1))
+    return members
 
 
 LIGHTHOUSE: Final = """
@@ -221,47 +307,63 @@ def tell(rows: Sequence[Row], title: str) -> None:
     print_table(["system", "steps", "seconds", "sent, MB", "loss", "memory, MB"], body, title=f"{title}; {machine()}")
 
 
+def known(path: Path | None) -> dict[str, Row]:
+    """Rows that an earlier start has measured, by what they are of."""
+    found = {}
+    for line in path.read_text().splitlines() if path is not None and path.exists() else ():
+        one = json.loads(line)
+        found[one["of"]] = Row(**{**one["row"], "curve": tuple(tuple(point) for point in one["row"]["curve"])})
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--systems", default=SYSTEMS, help=f"with commas (default: {SYSTEMS})")
     parser.add_argument("--steps", type=int, default=200, help="of each learner (default: 200)")
-    parser.add_argument("--every", type=int, default=50, help="steps between two exchanges, of all but ddp (default: 50)")
+    parser.add_argument("--every", type=int, default=50, help="steps between two exchanges, of those that exchange rarely (default: 50)")
+    parser.add_argument("--learners", type=int, default=2, help="each on a host of its own (default: 2)")
+    parser.add_argument("--seed", type=int, default=0, help="of the model and the batches (default: 0)")
     parser.add_argument("--mbit", type=float, default=0.0, help="of each learner's link, each way; 0: without a limit (default)")
     parser.add_argument("--delay-ms", type=float, default=0.0, help="one way, between the learners (default: 0)")
+    parser.add_argument("--curve", type=int, default=0, help="steps between two points of validation; 0: none (default)")
+    parser.add_argument("--results", type=Path, help="a file of finished runs, which are not repeated: the benchmark can be run in slices")
     parser.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
     parser.add_argument("--work", help=argparse.SUPPRESS)
+    parser.add_argument("--job", help=argparse.SUPPRESS)
     parser.add_argument("--to", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work:
-        work(options.work, options.steps, options.every, options.to)
+        work(options.work, Job(**json.loads(options.job)), options.to)
         return
     systems = options.systems.split(",")
     unknown = [one for one in systems if one.partition(" ")[0] not in ("ddp", "torchft", "psgc")]
     if unknown or not 1 <= options.every <= options.steps:
         parser.error(
-            f"{', '.join(unknown) or options.every}: expected systems ddp, torchft, 'psgc CODEC', 'psgc streaming', and every from 1 to --steps"
+            f"{', '.join(unknown) or options.every}: expected systems ddp, torchft, 'psgc CODEC' and those of --help, and every from 1 to --steps"
         )
+    if options.learners < 2:
+        parser.error(f"--learners {options.learners}: expected at least 2")
     if "torchft" in systems and importlib.util.find_spec("torchft") is None:
         print("far_apart: torchft is not installed, and left out", file=sys.stderr)
         systems.remove("torchft")
+    job = Job(options.steps, options.every, options.mbit, options.delay_ms, options.learners, options.seed, options.curve)
+    done, rows = known(options.results), []
     try:
-        rows = [measure(system, options.steps, options.every, options.mbit, options.delay_ms) for system in systems]
+        for system in systems:
+            of = json.dumps([system, asdict(job), machine()])
+            if of not in done:
+                done[of] = measure(system, job)
+                if options.results is not None:
+                    with options.results.open("a") as file:
+                        file.write(json.dumps({"of": of, "row": asdict(done[of])}) + "\n")
+            rows.append(done[of])
     except TestbedError as error:
         sys.exit(f"far_apart: {error}")
     if options.json:
-        document = {
-            "hardware": machine(),
-            "mbit": options.mbit,
-            "delay_ms": options.delay_ms,
-            "every": options.every,
-            "rows": [asdict(row) for row in rows],
-        }
-        print(json.dumps(document))
+        print(json.dumps({"hardware": machine(), **asdict(job), "rows": [asdict(row) for row in rows]}))
     else:
-        tell(
-            rows,
-            f"every {options.every}, " + (f"{options.mbit:g} Mbit/s, {options.delay_ms:g} ms" if options.mbit else "links without a limit"),
-        )
+        links = f"{options.mbit:g} Mbit/s, {options.delay_ms:g} ms" if options.mbit else "links without a limit"
+        tell(rows, f"{options.learners} learners, every {options.every}, {links}")
 
 
 if __name__ == "__main__":

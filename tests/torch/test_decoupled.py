@@ -68,10 +68,20 @@ def test_one_learner_that_waits_does_what_diloco_does(alone: None, start: Start,
         else:
             outside = psgc.DiLoCo(own, inner, **settings)
         with outside:
-            trained(own, outside, 13)
+            trained(own, outside, 15)  # after which no fragment has just left
         found.append([parameter.detach() for parameter in own.parameters()])
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
+
+
+def test_what_has_not_moved_is_not_pushed_again(alone: None, start: Start) -> None:
+    syncer, at = start("delayed:learners=1")
+    own = model()
+    with psgc.Decoupled(own, torch.optim.SGD(own.parameters(), lr=0.01), every=4, delay=0, at=at, name="a") as outside:
+        trained(own, outside, 8)
+    assert syncer._state.learners["a"].pushes == 2, "else the momentum would go on alone"
+    total = torch.cat([parameter.detach().reshape(-1) for parameter in own.parameters()])
+    assert syncer._values.fragments[0] == pytest.approx(total.numpy(), abs=1e-7)
 
 
 def test_a_learner_that_joins_late_goes_on_from_what_the_syncer_has(alone: None, start: Start) -> None:

@@ -96,7 +96,6 @@ class Decoupled:
         self._client: LearnerClient | None = LearnerClient(
             config, SCHEME + at.removeprefix(SCHEME), enrol, [part.initial() for part in self._parts]
         )
-        self._last = 0  # the step after which everything was last pushed
         self._hook = inner.register_step_post_hook(self._stepped)
         try:
             for part in self._parts:
@@ -123,12 +122,12 @@ class Decoupled:
         for part in self._parts:
             if part.under_way:
                 self._take(part, wait=True)
-        if self.steps > self._last:
-            for part in self._parts:
-                self._leave(part)
-            for part in self._parts:
-                self._take(part, wait=True)
-        self._last = self.steps
+        # A push without progress would still count as one of the rule's, and have its momentum go on alone.
+        left = [part for part in self._parts if part.moved]
+        for part in left:
+            self._leave(part)
+        for part in left:
+            self._take(part, wait=True)
         self._close()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -160,7 +159,7 @@ class Decoupled:
         for part, one in zip(self._parts, state["residuals"], strict=True):
             if part.residual is not None:
                 part.residual[:] = one.numpy()
-        self.steps = self._last = state["steps"]
+        self.steps = state["steps"]
 
     def _stepped(self, optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any) -> None:
         """The inner optimizer has taken a step."""
@@ -181,8 +180,6 @@ class Decoupled:
         self._leave(part)
         if self._waits and not self._schedule.delay:
             self._take(part, wait=True)
-        if len(self._parts) == 1 and self._waits and not self._schedule.delay:
-            self._last = self.steps
 
     def _leave(self, part: _Part) -> None:
         client = self._open()
@@ -259,6 +256,11 @@ class _Part:
     def initial(self) -> NDArray[np.uint8]:
         """The payload of the parameters as they are."""
         return self.base.copy().view(np.uint8)
+
+    @property
+    def moved(self) -> bool:
+        """Whether the parameters have changed since they were last the syncer's."""
+        return not np.array_equal(self._flat.read(), self.base)
 
     def leave(self, learner: str) -> NDArray[np.uint8]:
         """The payload of the progress. Raises NonFiniteError."""
