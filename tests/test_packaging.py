@@ -199,7 +199,7 @@ def test_the_scheduler_starts_without_torch() -> None:
 def built_wheel(folder: Path) -> Path:
     """A wheel of the checkout, as of a commit of 2026."""
     source = folder / "source"  # a folder `build` in the checkout would be taken into the wheel, files long deleted and all
-    unwanted = shutil.ignore_patterns(".*", "build", "demo-out", "*.egg-info", "__pycache__")
+    unwanted = shutil.ignore_patterns(".*", "build", "demo-out", "tour-out", "*.egg-info", "__pycache__")
     shutil.copytree(ROOT, source, symlinks=True, ignore=unwanted)
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(folder), str(source)]
     subprocess.run(command, check=True, env={**os.environ, "SOURCE_DATE_EPOCH": "1790000000"})

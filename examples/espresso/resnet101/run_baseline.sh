@@ -1,0 +1,3 @@
+#!/bin/sh
+# resnet101 by DDP alone: run_baseline.sh [--full] [--steps N]; see ../run.sh.
+exec "$(dirname "$0")/../run.sh" baseline resnet101 none "$@"
