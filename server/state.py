@@ -85,6 +85,7 @@ class ServerState:
         default_factory=dict
     )  # layout, rank -> when the rank last contributed to one of its keys
     retired: set[int] = field(default_factory=set)  # layouts that no rank uses any more
+    met: set[int] = field(default_factory=set)  # ranks that have been connected
     departed: set[int] = field(default_factory=set)  # ranks that have left the job in order
     incarnations: dict[int, int] = field(
         default_factory=dict
@@ -150,8 +151,11 @@ class ServerState:
         """The connection has proved that it is this rank's (see ``psgc/transport/security/handshake.py``). It replaces an older one."""
         assert 0 <= rank < self.workers, "the proof is of a rank that the job has"
         self.lost(self.peers.get(rank, peer))
-        for entry in self.keys.values():
+        for entry in (
+            self.keys.values() if rank in self.met else ()
+        ):  # after a crash all ranks come at once: nothing has been queued for them yet
             entry.state.reconnected(rank)
+        self.met.add(rank)
         self.peers[rank] = peer
         self.ranks[peer] = rank
 

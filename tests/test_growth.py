@@ -100,15 +100,15 @@ def waits(size: int) -> float:
     return lines_of(lambda: job.run(30)) / size
 
 
-def server_of(size: int) -> tuple[ServerState, list[int]]:
-    """A server of three keys, to which everyone is connected; and the keys."""
-    tensors = tuple(TensorSpec(f"t{i}", (16,), "float32") for i in range(3))
+def server_of(size: int, count: int = 3, connect: bool = True) -> tuple[ServerState, list[int]]:
+    """A server of ``count`` keys, to which everyone is connected; and the keys."""
+    tensors = tuple(TensorSpec(f"t{i}", (16,), "float32") for i in range(count))
     layout = build_layout(
-        Declaration("t", "plan", tensors, "none", True, used=(0, 1, 2), fuse_bytes=0), layout_id=1, servers=1, workers=size
+        Declaration("t", "plan", tensors, "none", True, used=tuple(range(count)), fuse_bytes=0), layout_id=1, servers=1, workers=size
     )
     state = ServerState(0, size, JOB, EPOCH)
     state.register(layout, *specs_of(layout, 0, size))
-    for rank in range(size):
+    for rank in range(size if connect else 0):
         state.joined(f"peer {rank}", rank)
     return state, [part.key for _, part in layout.parts()]
 
@@ -156,3 +156,18 @@ def contributions(size: int) -> float:
 def test_what_one_of_many_costs_is_what_one_of_few_costs(cost: Callable[[int], float]) -> None:
     few, many = cost(FEW), cost(MANY)
     assert many <= ALLOWED * few, f"{few:.0f} lines for one of {FEW}, {many:.0f} for one of {MANY}"
+
+
+def test_a_ranks_first_connection_costs_the_same_however_many_keys_there_are() -> None:
+    """All ranks come at once to a server's process that takes another's place, and has all of its keys."""
+    few, many = (server_of(4, keys, connect=False)[0] for keys in (3, 300))
+    assert lines_of(lambda: few.joined("peer 0", 0)) == lines_of(lambda: many.joined("peer 0", 0))
+
+
+def test_on_a_new_connection_a_result_may_be_sent_again() -> None:
+    state, (key, *_) = server_of(1)
+    (fold,) = [effect for effect in push(state, key, 1, 0) if isinstance(effect, Fold)]
+    state.folded(fold.key, fold.last, 64, False, fold.slot, 0.0)
+    assert state.keys[key].state.queued == 1  # type: ignore[union-attr]
+    state.joined("another peer", 0)
+    assert state.keys[key].state.queued == 0  # type: ignore[union-attr]
