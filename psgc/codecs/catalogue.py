@@ -15,7 +15,8 @@ import numpy as np
 
 from psgc.codecs.codec import F32, Bytes, Codec, Stream
 from psgc.codecs.figures import FIGURES
-from psgc.codecs.registry import parse_codec, parse_scheme, plugin_codecs, registered_codecs, registered_schemes
+from psgc.codecs.registry import kit_codecs, parse_codec, parse_scheme, plugin_codecs, registered_codecs, registered_schemes
+from psgc.codecs.relay import RelayCodec, join_payloads
 from psgc.codecs.scheme import BucketContext, PairScheme, Round, Scheme
 
 PART: Final = 1 << 20  # elements of a 4 MiB fp32 part
@@ -45,7 +46,7 @@ def measured_figures() -> dict[str, Figures]:
 
 def _own() -> dict[str, Codec | Scheme]:
     schemes = {name: parse_scheme(name, BucketContext(shapes=(SHAPE,))) for name in registered_schemes()}
-    return {name: parse_codec(name) for name in registered_codecs()} | schemes
+    return {name: parse_codec(name) for name in registered_codecs()} | schemes | {name: _plugin(name) for name in kit_codecs()}
 
 
 def _plugin(name: str) -> Codec | Scheme:
@@ -127,5 +128,7 @@ def answered(round_: Round, payloads: list[Bytes], divisor: int = 1) -> Bytes:
     """The server's answer to at most 8 payloads of one round, without a residual."""
     push, pull, numel = round_.pair.push, round_.pair.pull, round_.numel
     acc, out = np.empty(numel, push.acc_dtype), np.empty(pull.payload_bound(numel), np.uint8)
+    if isinstance(pull, RelayCodec):
+        return out[: join_payloads(payloads, out)]
     push.fold(payloads, numel, 0, numel, acc, True)
     return out[: pull.finish(acc, numel, 0, numel, divisor, None, None, 1.0, STREAM, out).payload_bytes]

@@ -10,7 +10,7 @@ import pytest
 
 from psgc.codecs import figures
 from psgc.codecs.catalogue import catalogue, measured_figures
-from psgc.codecs.registry import parse_codec, parse_scheme, registered_codecs, registered_schemes
+from psgc.codecs.registry import kit_codecs, parse_codec, parse_scheme, registered_codecs, registered_schemes
 from psgc.launch.pages import codecs as codecsdoc
 from psgc.launch.pages.codecs import advice_table, codec_table, main, nmse_text, render_codecs, render_speeds, section, with_section
 
@@ -31,7 +31,7 @@ def by_name(entries: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def test_every_registered_codec_has_one_entry_with_exactly_the_promised_keys(entries: list[dict[str, Any]]) -> None:
-    assert [entry["name"] for entry in entries] == [*registered_codecs(), *registered_schemes()]
+    assert [entry["name"] for entry in entries] == [*registered_codecs(), *registered_schemes(), *kit_codecs()]
     assert all(set(entry) == KEYS for entry in entries)
 
 
@@ -51,7 +51,7 @@ def test_the_command_that_measures_the_figures_rewrites_their_file(tmp_path: Pat
 def test_entries_say_what_the_codecs_say(entries: list[dict[str, Any]]) -> None:
     for entry in entries:
         text = ",".join(f"{key}={value}" for key, value in entry["parameters"].items())
-        codec = (parse_scheme if entry["name"] in registered_schemes() else parse_codec)(f"{entry['name']}:{text}")
+        codec = (parse_scheme if entry["name"] in (*registered_schemes(), "sparseloco", "demo") else parse_codec)(f"{entry['name']}:{text}")
         assert codec.canonical == entry["canonical"]
         assert (entry["unbiased"], entry["feedback"], entry["additive"]) == (codec.unbiased, codec.feedback, codec.additive)
 

@@ -63,7 +63,7 @@ def test_the_command_line_lists_it_with_its_distribution(
     installed: Install, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     installed("tools", "2.5", {"mine": "mine_codec:Mine"}, {"mine_codec.py": CAST})
-    for own in ("registered_codecs", "registered_schemes"):  # which have tests of their own
+    for own in ("registered_codecs", "registered_schemes", "kit_codecs"):  # which have tests of their own
         monkeypatch.setattr(f"psgc.codecs.catalogue.{own}", tuple)
     codecs.codecs(as_json=True)
     (entry,) = json.loads(capsys.readouterr().out)
