@@ -14,6 +14,9 @@ from typing import Any
 
 import pytest
 
+from tests.launch.test_server_loss import children
+from tests.ports import free_port
+
 ROOT = Path(__file__).parent.parent.parent
 JOB = str(ROOT / "tests" / "jobs" / "lost_worker.py")
 WAIT = {"PSGC_ON_WORKER_LOSS": "wait"}
@@ -91,7 +94,8 @@ def test_the_example_goes_on(launched: Any) -> None:
 
 
 def workers_of(popen: Any) -> list[int]:
-    _guardian, _scheduler, _server, *workers = map(int, Path(f"/proc/{popen.pid}/task/{popen.pid}/children").read_text().split())
+    """Of a job with one server."""
+    _guardian, _scheduler, _server, *workers = children(popen)
     return workers
 
 
@@ -123,6 +127,40 @@ def test_a_script_without_elastic_ends_with_a_line_that_names_it(launched: Any, 
         "rank 1 ended with UsageError: this process has taken the place of rank 1's, which died, and has not the job's state yet" in last
     ), err
     assert "psgc.torch.Elastic" in last
+
+
+def test_what_is_synchronised_before_the_loop_is_refused_in_the_first_process(launched: Any, tmp_path: Path) -> None:
+    script = tmp_path / "before.py"
+    script.write_text(
+        TRAINS
+        + "psgc.push_pull(torch.ones(3), name='size')\nfor step in psgc.Elastic(model=model, optimizer=optimizer).steps(3):\n    pass\n"
+    )
+    status, _, err = launched.end(launched.psgc("run", "--", sys.executable, str(script), **WAIT))
+    assert status == 1
+    assert "Elastic: something was synchronised before its steps" in err.strip().splitlines()[-1], err
+
+
+def test_servers_and_workers_that_are_killed_in_turn_change_nothing(launched: Any) -> None:
+    found = []
+    for kills in (False, True):
+        popen = launched.psgc("run", "--no-prefix", "--servers", "2", "--", sys.executable, JOB, "24", "none", "0.02", **WAIT)
+        said, victims, after = 0, list[int](), set[str]()
+        assert popen.stdout is not None
+        for line in popen.stdout:
+            if " found " in line:
+                after.add(line.split(" found ")[1].split()[0])
+            if not (match := SAYS.match(line)):
+                continue
+            if not said and kills:
+                _guardian, _scheduler, *servers = map(int, children(popen)[:4])
+                victims = [0, servers[0], 0, servers[1]]  # 0: the worker that speaks
+            said += 1
+            if said % 8 == 0 and victims:
+                os.kill(victims.pop(0) or int(match[4]), signal.SIGKILL)
+        status, _, err = launched.end(popen)
+        assert status == 0 and not victims, err
+        found.append(after)
+    assert len(found[0]) == 1 and found[0] == found[1]
 
 
 def test_an_error_of_the_script_is_not_repeated(launched: Any, tmp_path: Path) -> None:
@@ -177,3 +215,29 @@ def test_many_kills_at_random_steps(launched: Any, seed: int) -> None:
     assert plain[0] == killed[0] == 0, killed[3]
     assert {(step, loss) for _, step, loss in plain[1]} == {(step, loss) for _, step, loss in killed[1]}
     assert set(plain[2]) == set(killed[2]) and len(set(killed[2])) == 1
+
+
+def test_a_machine_that_is_lost_is_followed_by_another_with_its_number(launched: Any) -> None:
+    """Its launcher has ended with it, so somebody starts another."""
+    common = {
+        "DMLC_NUM_WORKER": "2",
+        "DMLC_NUM_SERVER": "1",
+        "DMLC_PS_ROOT_URI": "127.0.0.1",
+        "DMLC_PS_ROOT_PORT": str(free_port()),
+        **WAIT,
+    }
+
+    def node(number: int) -> Any:
+        command = (sys.executable, JOB, "30", "none", "0.02")
+        return launched.psgc_launch(*command, DMLC_ROLE="worker", DMLC_WORKER_ID=str(number), **common)
+
+    services = [launched.psgc_launch(DMLC_ROLE=role, **common) for role in ("scheduler", "server")]
+    first, lost = node(0), node(1)
+    launched.read_until(lost, "rank 1 step 3 ")
+    lost.kill()
+    lost.communicate()
+    another = node(1)
+    ends = [launched.end(popen) for popen in (first, another, *services)]
+    assert [status for status, _, _ in ends] == [0, 0, 0, 0], ends
+    found = {match for _, out, _ in ends[:2] for match in re.findall(r"found (\w+)", out)}
+    assert len(found) == 1 and "rank 1 found" in ends[1][1] and "replaced True" in ends[1][1], ends

@@ -76,6 +76,11 @@ class Elastic:
         self._session.hear_of_handovers(self._heard)
 
     @property
+    def _followed(self) -> bool:
+        """Whether another process may take a worker's place."""
+        return self._session.config.on_worker_loss != "stop" and self._session.size > 1
+
+    @property
     def replaced(self) -> bool:
         """Whether this process has taken the place of one that died."""
         return self._session.incarnation > 1
@@ -104,11 +109,19 @@ class Elastic:
             beginning = self._state.take(whole)
             logger.warning("rank %d goes on at step %d with the state of another rank", self._session.rank, beginning.step)
             return beginning.step
+        if self._followed and any(self._session.progress.steps.values()):
+            raise UsageError(
+                f"{WHOSE}: something was synchronised before its steps, which a process that takes a dead worker's place could not take part in; do it inside "
+                f"the loop, or set PSGC_ON_WORKER_LOSS=stop"
+            )
         broadcast_from_root(self._model, self._optimizer, f"{WHOSE}.")
         return 0
 
     def _begin(self, step: int, ended: bool = False) -> None:
-        beginning = self._state.beginning(step, ended)
+        if self._followed or step == 0:  # else only what is wrong with it is found
+            beginning = self._state.beginning(step, ended)
+        else:
+            beginning = None
         with self._changed:
             self._beginning, self._changing = beginning, False
             self._changed.notify_all()

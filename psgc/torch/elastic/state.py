@@ -31,10 +31,11 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """Of a step. kept: what may change during it. ended: all steps have been taken."""
+    """Of a step. kept, buffers: what may change during it. ended: all steps have been taken."""
 
     step: int
     kept: bytes
+    buffers: Mapping[str, torch.Tensor]
     ended: bool
 
 
@@ -56,19 +57,24 @@ class TrainingState:
         progress = self._session.progress
         kept = {
             "last": exchange.last.told(), "steps": dict(progress.steps), "barriers": progress.barriers,
-            "buffers": {name: buffer.detach().cpu() for name, buffer in self._model.named_buffers()},
             "extra": {name: _plain(of.state_dict()) for name, of in self._extra.items()},
         }  # fmt: skip
-        return Beginning(step, plain.encode(kept, "state", WHOSE), ended)
+        buffers = {
+            name: buffer.detach().clone() for name, buffer in self._model.named_buffers()
+        }  # where they lie: nothing waits for a device
+        return Beginning(step, plain.encode(kept, "state", WHOSE), buffers, ended)
 
     def read(self, beginning: Beginning) -> tuple[bytes, list[torch.Tensor]]:
         """All of it, at a step that has begun and has no means yet: what there is, and the tensors that it names."""
         tensors: list[torch.Tensor] = []
         whole = {
             "step": beginning.step, "ended": beginning.ended, "kept": beginning.kept,
-            "parameters": dict(self._model.named_parameters()), "optimizer": self._optimizer.state_dict(),
+            "buffers": dict(beginning.buffers), "parameters": dict(self._model.named_parameters()), "optimizer": self._optimizer.state_dict(),
         }  # fmt: skip
-        return plain.encode(take_tensors(whole, tensors), "state", WHOSE), [tensor.detach() for tensor in tensors]
+        head = plain.encode(take_tensors(whole, tensors), "state", WHOSE)
+        for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
+            torch.cuda.synchronize(device)  # the last update may have been made on another stream than this thread's
+        return head, [tensor.detach() for tensor in tensors]
 
     @staticmethod
     def places(head: bytes) -> tuple[Any, list[torch.Tensor]]:
@@ -81,7 +87,7 @@ class TrainingState:
         kept = plain.decode(whole["kept"])
         with torch.no_grad():
             _copy(dict(self._model.named_parameters()), whole["parameters"], "parameter")
-            _copy(dict(self._model.named_buffers()), kept["buffers"], "buffer")
+            _copy(dict(self._model.named_buffers()), whole["buffers"], "buffer")
         self._optimizer.load_state_dict(whole["optimizer"])
         if set(kept["extra"]) != set(self._extra):
             raise UsageError(
@@ -91,7 +97,7 @@ class TrainingState:
             of.load_state_dict(_like(kept["extra"][name], of.state_dict()))
         self._optimizer._psgc_gradients.exchange.last.follow(kept["last"])
         self._session.catch_up(Progress(kept["steps"], kept["barriers"]))
-        return Beginning(whole["step"], whole["kept"], whole["ended"])
+        return Beginning(whole["step"], whole["kept"], whole["buffers"], whole["ended"])
 
 
 def _copy(mine: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor], what: str) -> None:
