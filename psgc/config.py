@@ -127,6 +127,9 @@ class Config:
     on_server_loss: str = "restart"
     on_worker_loss: str = "stop"
     incarnation: int = 0  # of a worker, from 1, under a launcher that starts another process in its place
+    on_scheduler_loss: str = "restart"
+    journal: str = ""
+    journal_fds: tuple[int, ...] = ()
     dead_s: float = 60.0  # so that a link that is cut for 20 s, and the kernel's pause after that, cost nothing
     register_timeout_s: float = 300.0
     step_timeout_s: float = 600.0
@@ -151,6 +154,7 @@ class Config:
     outlet: str = ""
     launcher: str = ""
     scheduler_fd: int = -1
+    on_its_own: bool = False
     serves_again: bool = False
     keeper_fd: int = -1
     world_size: int = 0  # torch.distributed's processes, as the environment has them; 0: it says nothing
@@ -185,6 +189,10 @@ class Config:
         if self.profile and self.verify:
             raise ConfigError(
                 f"PSGC_PROFILE={self.profile} and PSGC_VERIFY={self.verify}: each ends the job when it has measured; unset one of the two"
+            )
+        if self.journal and not self.job:
+            raise ConfigError(
+                f"PSGC_JOURNAL={self.journal} without PSGC_JOB: set it to a number of this job's own, so that no other job's journal is read"
             )
         if self.plan and self.codec != "none":
             raise ConfigError(

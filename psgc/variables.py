@@ -71,6 +71,11 @@ def _roots(text: str) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
+def _numbers(text: str) -> tuple[int, ...]:
+    """numbers with commas"""
+    return tuple(int(number) for number in text.split(","))
+
+
 def _switches(text: str) -> int:
     """how many GPUs are behind a PCIe switch, or auto"""
     if text.strip() == "auto":
@@ -264,6 +269,14 @@ VARIABLES: Final = (
         "their state (operations.md); of jobs with servers whose script uses psgc.torch.Elastic",
     ),
     Variable("PSGC_INCARNATION", "incarnation", _integer(0), "w", "set under PSGC_ON_WORKER_LOSS=wait by launchers: which of its rank's processes it is"),
+    Variable(
+        "PSGC_ON_SCHEDULER_LOSS", "on_scheduler_loss", _one_of("restart", "stop"), "c",
+        "what the scheduler's death does. restart: its launcher starts it again, and it goes on from its journal; stop: the job ends",
+    ),
+    Variable(
+        "PSGC_JOURNAL", "journal", _text, "c",
+        "file of the scheduler's journal, where another process than its launcher starts it again; needs PSGC_JOB; default: the launcher keeps it in memory",
+    ),
     Variable("PSGC_REGISTER_TIMEOUT_S", "register_timeout_s", _seconds, "wsc", "registration gives up after this many seconds"),
     Variable("PSGC_STEP_TIMEOUT_S", "step_timeout_s", _seconds, "wsc", "a stalled step, barrier or declaration fails after this many seconds"),
     Variable("PSGC_ABORT_GRACE_S", "abort_grace_s", _seconds, "w", "a failed job's process that has not ended by itself is ended after this many seconds"),
@@ -306,7 +319,9 @@ VARIABLES: Final = (
     Variable("BYTEPS_TELEMETRY_ON", "telemetry", _switch, "w", "0: get_pushpull_speed() always says (0, -5.0), as BytePS's does"),
     Variable("PSGC_OUTLET", "outlet", _text, "wsc", "set by launchers: where their processes' output goes, so that one of them speaks for all"),
     Variable("PSGC_LAUNCHER", "launcher", _text, "wsc", "set by the launcher: where a process tells it whether it has joined, and why it ended"),
-    Variable("PSGC_SCHEDULER_FD", "scheduler_fd", _integer(0), "c", "set by `psgc run`: the scheduler's listening socket"),
+    Variable("PSGC_SCHEDULER_FD", "scheduler_fd", _integer(0), "c", "set by the launcher: the scheduler's listening socket"),
+    Variable("PSGC_ON_ITS_OWN", "on_its_own", _switch, "c", "set by psgc-launch: other launchers start members of the scheduler's job"),
+    Variable("PSGC_JOURNAL_FDS", "journal_fds", _numbers, "c", "set by the launcher: the two files of the scheduler's journal"),
     Variable("PSGC_SERVES_AGAIN", "serves_again", _switch, "sc", "set by `psgc run`: when its workers have left, the process waits for their next init()"),
     Variable("PSGC_KEEPER_FD", "keeper_fd", _integer(0), "s", "set by the launcher: socket over which the server's memory is kept"),
 )  # fmt: skip

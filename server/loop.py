@@ -320,8 +320,13 @@ class Server:
                 return  # the rest is heard in the next turn
 
     def _handle(self, header: Header, body: bytes) -> None:
-        if header.kind == Kind.TOPOLOGY and self._state is None:
-            self._admitted(Topology.from_body(decode_json(body, "TOPOLOGY")))
+        if header.kind == Kind.TOPOLOGY:
+            topology = Topology.from_body(decode_json(body, "TOPOLOGY"))
+            # Also as a member: another process of the scheduler may have taken its place.
+            self._life.alive = partial(member_alive, topology.scheduler_host, topology.scheduler_pid, topology.scheduler_started)
+            self._life.returns = topology.returns
+            if self._state is None:
+                self._admitted(topology)
         elif header.kind == Kind.KEYS and self._state is not None:  # else TOPOLOGY was lost; both come again on the new connection
             self._prepare(Layout.from_json(body))
         elif header.kind in (Kind.ABORT, Kind.ERROR):
@@ -349,7 +354,6 @@ class Server:
         self._admitted_at = time.monotonic()
         if self._trace is not None:
             self._trace.joined(topology.rank, topology.node_sizes)
-        self._life.alive = partial(member_alive, topology.scheduler_host, topology.scheduler_pid, topology.scheduler_started)
         joined(topology.rank)
         name, index = f"server {topology.rank}", topology.rank
         self._exporter = export(

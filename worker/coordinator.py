@@ -180,17 +180,20 @@ class Coordinator:
 
     def _say_again(self) -> None:
         """On a new connection: repeat what is unanswered, because the old connection may have lost it."""
-        if self._line.topology is None:
+        if self._stage is _Stage.MEMBER:  # also once it is admitted: who listens now may be another process of the scheduler
             self.register()
         self.requests.say_again()
         if self._stage is _Stage.LEAVING:
             self._line.send(Kind.BYE)
 
     def _handle(self, header: Header, body: bytes) -> None:
-        if header.kind == Kind.TOPOLOGY and self._line.topology is None:
-            topology = self._line.topology = self._job.topology = Topology.from_body(decode_json(body, "TOPOLOGY"))
+        if header.kind == Kind.TOPOLOGY:
+            topology = Topology.from_body(decode_json(body, "TOPOLOGY"))
             self._life.alive = partial(member_alive, topology.scheduler_host, topology.scheduler_pid, topology.scheduler_started)
-            self._owner.joined(topology)
+            self._life.returns = topology.returns
+            if self._line.topology is None:
+                self._line.topology = self._job.topology = topology
+                self._owner.joined(topology)
         elif header.kind == Kind.DECLARE:
             self.requests.declare_whole(header.plan)
         elif header.kind == Kind.LAYOUT:

@@ -23,6 +23,7 @@ from psgc.launch.job.node_addresses import address_of, await_name
 from psgc.launch.job.restarts import await_the_end, restarts_of, run_again
 from psgc.launch.job.role import run_role
 from psgc.launch.job.run import run_job
+from psgc.launch.job.scheduler_process import listener_of, start_scheduler
 from psgc.launch.job.threads import shared_cores
 from psgc.launch.job.warming import prepare
 from psgc.launch.supervision.blame import Weight
@@ -110,7 +111,7 @@ def _run(roles: Sequence[str], command: list[str], env: Mapping[str, str], verdi
     """Run this machine's roles once."""
     if _one_machine(env):
         return _run_machine(roles, command, env)
-    if roles == ("scheduler",):
+    if roles == ("scheduler",) and Config.from_env(of_machine(env), role="scheduler").wire != "psgc":
         return run_role("scheduler", env)
     return _run_members(roles, command, {"PSGC_OUTLET": own_outlet(), **env}, verdict, prefix)
 
@@ -221,14 +222,14 @@ def _run_members(
             print(f"psgc-launch: {note}", file=sys.stderr)
     places = _places(env, size) if workers else []
     servers = servers_of(env) if "server" in roles else []
-    prepare(_codecs(env))
+    prepare(_codecs(env) if roles != ("scheduler",) else [])
     configs: dict[str, Config] = {}  # of workers, by their processes' names
 
     def absent(child: Child) -> None:
         if child.name in configs:
             tell_absence(configs[child.name], child.describe_end())
 
-    own = Config.from_env(of_machine(env), role="worker" if workers else "server")
+    own = Config.from_env(of_machine(env), role="worker" if workers else roles[-1])
     count = len(servers) + size + ("scheduler" in roles)
     alone = _one_machine(env)
     # On one node the services end once the workers have; of several, other nodes' workers may still need them.
@@ -239,7 +240,7 @@ def _run_members(
     with supervised as supervisor, passing_on(lambda: [child for child in supervisor.children if child.name in configs]):
         role = [sys.executable, "-m", "psgc.launch.job.role"]
         if "scheduler" in roles:
-            _start(supervisor, "scheduler", [*role, "scheduler"], {**env, "DMLC_ROLE": "scheduler"}, service=ends_with_workers)
+            _start_scheduler(supervisor, env, own, service=workers and ends_with_workers)
         for number, more in enumerate(servers):
             name = f"server {number}" if len(servers) > 1 else "server"
             _start(
@@ -321,6 +322,23 @@ def _places(env: Mapping[str, str], size: int) -> list[dict[str, str]]:
         )  # fmt: skip
     told = {name: env[name] for name in ranks.NAMES if env.get(name, "").strip() and (size == 1 or name not in ("RANK", "LOCAL_RANK"))}
     return [{**meeting_place, **ranks.place(sizes, node, local_rank), **told} for local_rank in range(size)]
+
+
+def _start_scheduler(supervisor: Supervisor, env: Mapping[str, str], config: Config, *, service: bool) -> None:
+    """config: of any role of this machine."""
+    if config.wire != "psgc":
+        _start(
+            supervisor,
+            "scheduler",
+            [sys.executable, "-m", "psgc.launch.job.role", "scheduler"],
+            {**env, "DMLC_ROLE": "scheduler"},
+            service=service,
+        )
+        return
+    try:
+        start_scheduler(supervisor, {**env, "PSGC_ON_ITS_OWN": "1"}, listener_of(config), service=service)
+    except OSError as error:
+        raise PsgcError(f"cannot start scheduler: {error}; see `ulimit -u -n`") from None
 
 
 def _start(

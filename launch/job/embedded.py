@@ -22,6 +22,7 @@ from psgc.config import Config
 from psgc.errors import ConfigError, PsgcError
 from psgc.launch.job.bpslaunch import servers_of
 from psgc.launch.job.run import NOT_INHERITED
+from psgc.launch.job.scheduler_process import start_scheduler
 from psgc.launch.supervision.blame import Weight
 from psgc.launch.supervision.supervisor import Patience, Supervisor
 from psgc.processes.addresses import is_loopback, listening_socket
@@ -74,10 +75,7 @@ def _start(supervisor: Supervisor, order: Mapping[str, Any], env: Mapping[str, s
     role = [sys.executable, "-m", "psgc.launch.job.role"]
     try:
         if listener is not None:
-            with listener:  # the scheduler has its own descriptor; without it nobody would listen
-                fd = listener.fileno()
-                scheduler = {**env, "DMLC_ROLE": "scheduler", "PSGC_SCHEDULER_FD": str(fd)}
-                supervisor.start("scheduler", [*role, "scheduler"], scheduler, pass_fds=[fd])
+            start_scheduler(supervisor, env, listener, service=False)
         here = {**env, "DMLC_ROLE": "server", "DMLC_SERVER_ID": str(order["first_server"]), "PSGC_LOCAL_SERVERS": str(order["own_servers"])}
         for own in servers_of(here) if order["own_servers"] else ():
             supervisor.start(f"server {own['DMLC_SERVER_ID']}", [*role, "server"], {**here, **own}, keep_memory=True)

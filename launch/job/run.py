@@ -17,6 +17,7 @@ from psgc.launch.job.as_byteps import found_as_byteps
 from psgc.launch.job.batch_signals import passing_on
 from psgc.launch.job.devices import seen_devices
 from psgc.launch.job.interpreter import check_command, note_on
+from psgc.launch.job.scheduler_process import start_scheduler
 from psgc.launch.job.threads import shared_cores
 from psgc.launch.job.warming import PLANNER, prepare
 from psgc.launch.supervision.supervisor import Patience, Supervisor
@@ -24,6 +25,7 @@ from psgc.launch.tables import progress
 from psgc.launch.topology import detect, told
 from psgc.launch.topology.interfaces import NAME as INTERFACES
 from psgc.plan.model.level import SAFE, asks_auto, level_of
+from psgc.processes.addresses import listening_socket
 from psgc.transport.control.voice import own_outlet
 from psgc.transport.pacing import make_file
 from psgc.transport.security import encryption
@@ -31,7 +33,7 @@ from psgc.transport.security import encryption
 # Variables that identify a process in another job (the shell's, or the one that this command runs in); they do not apply to this job.
 NOT_INHERITED: Final = {
     "DMLC_ROLE", "PSGC_SERVERS", "DMLC_WORKER_ID", "DMLC_SERVER_ID", "DMLC_NODE_HOST", "DMLC_INTERFACE", "DMLC_PORT", "PSGC_ADVERTISE", "PSGC_KEEPER_FD",
-    "PSGC_SCHEDULER_FD", "PSGC_SERVES_AGAIN", "PSGC_INCARNATION", "PSGC_LINK_MBIT", "PSGC_LINK_FD",
+    "PSGC_SCHEDULER_FD", "PSGC_SERVES_AGAIN", "PSGC_JOURNAL_FDS", "PSGC_ON_ITS_OWN", "PSGC_INCARNATION", "PSGC_LINK_MBIT", "PSGC_LINK_FD",
     "BYTEPS_LOCAL_RANK", "BYTEPS_LOCAL_SIZE", *ranks.NAMES, *ranks.MASTER, *ranks.TORCHRUNS,
 }  # fmt: skip
 
@@ -83,12 +85,10 @@ def run_job(command: Sequence[str], *, workers: int = 2, servers: int = 1, nodes
     prepare([codec] if codec else [])
     with (
         ExitStack() as links,
-        socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener,
         Supervisor(program, prefix, Patience.of(config)) as supervisor,
         passing_on(lambda: [child for child in supervisor.children if not child.service]),
     ):
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(1024)
+        listener = listening_socket(host="127.0.0.1")
         env = {**_job_env(listener.getsockname()[1], workers, servers, nodes, codec, pinned=any(cores)), **files, **(more or {})}
         for note in Config.from_env(env).notes:
             print(f"{program}: {note}", file=sys.stderr)
@@ -102,7 +102,6 @@ def run_job(command: Sequence[str], *, workers: int = 2, servers: int = 1, nodes
             )  # fmt: skip
         except OSError as error:
             raise PsgcError(f"run: cannot start process {len(supervisor.children) + 1} of the job: {error}; see `ulimit -u -n`") from None
-        listener.close()  # the scheduler has its own descriptor; without it nobody would listen
         return supervisor.run()
 
 
@@ -124,9 +123,7 @@ def _start_services(
 ) -> None:  # fmt: skip
     """links: closes servers' links at the job's end, since a server may be started again."""
     role, env = [sys.executable, "-m", "psgc.launch.job.role"], {**env, "PSGC_SERVES_AGAIN": "1"}
-    fd = listener.fileno()
-    scheduler = {**env, "DMLC_ROLE": "scheduler", "PSGC_SCHEDULER_FD": str(fd)}
-    supervisor.start("scheduler", [*role, "scheduler"], scheduler, service=True, pass_fds=[fd])
+    start_scheduler(supervisor, env, listener, service=True)
     for index in range(servers):
         link, fds = links.enter_context(_link(link_mbit))
         server = {**env, **link, "DMLC_ROLE": "server", "DMLC_SERVER_ID": str(index)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,6 +35,7 @@ class Child:
     service: bool  # ends by itself once the others have
     keeper: Keeper | None
     start_again: Callable[[Keeper | None], Child] | None  # another process in its place, with what this one has left
+    estate: list[IO[bytes] | socket.socket]  # what the next process would inherit: kept open until there is none
     relays: dict[IO[bytes], Relay] = field(default_factory=dict)
     status: int | None = None  # as Popen's returncode, once the leader has ended
     gone: bool = False  # no process of its group is left
@@ -48,9 +50,10 @@ class Child:
         service: bool = False,
         keep_memory: bool = False, pass_fds: Iterable[int] = (), cores: Iterable[int] = (), stdin: int = subprocess.DEVNULL,
         keeper: Keeper | None = None, start_again: Callable[[Keeper | None], Child] | None = None,
+        estate: Iterable[IO[bytes] | socket.socket] = (),
     ) -> Child:  # fmt: skip
         """Run ``command``. relays: of stdout and stderr. cores: stay on these. stdin: a descriptor. keeper: with what a former process has left. Raises OSError
-        if no process can be made."""
+        if no process can be made. estate: see the field."""
         keeper = Keeper() if keep_memory and keeper is None else keeper
         fds, full = list(pass_fds), dict(env)
         if keeper is not None:
@@ -63,7 +66,7 @@ class Child:
         )  # fmt: skip
         if keeper is not None:
             keeper.started()
-        child = cls(name, popen, who or name, service, keeper, start_again)
+        child = cls(name, popen, who or name, service, keeper, start_again, list(estate))
         for pipe, relay in zip((popen.stdout, popen.stderr), relays, strict=True):
             assert pipe is not None
             os.set_blocking(pipe.fileno(), False)
@@ -115,8 +118,36 @@ class Child:
             with contextlib.suppress(BrokenPipeError):
                 relay.finish()
             pipe.close()
+        self.leave_nothing()
         if self.keeper is not None:
             self.keeper.close()
+
+    def leave_nothing(self) -> None:
+        """No process takes this one's place: nobody listens where it has listened."""
+        while self.estate:
+            self.estate.pop().close()
+
+    @property
+    def followable(self) -> bool:
+        """Whether another process can take up what this one has left. Call it when it has ended."""
+        if self.start_again is None:
+            return False
+        if self.keeper is None:
+            return True
+        self.keeper.receive()
+        return self.keeper.followable
+
+    @property
+    def goes_on(self) -> str:
+        """What happens when it is started again, for messages."""
+        if self.keeper is None and not self.estate:
+            return "another process takes its place"
+        return f"it is started again and goes on from {'its journal' if self.estate else 'what it had committed'}"
+
+    @property
+    def unmet(self) -> str:
+        """What a process did not come to that ends soon, for messages."""
+        return "did not hear of everyone again" if self.estate else "completed no step"
 
     def describe_end(self) -> str:
         """Who ended and how: the signal, else the Python error with its place, else the status and the last line of stderr."""

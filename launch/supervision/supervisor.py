@@ -11,6 +11,7 @@ import itertools
 import os
 import selectors
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -117,10 +118,11 @@ class Supervisor:
     def start(
         self, name: str, command: Sequence[str], env: Mapping[str, str], *, who: str = "", service: bool = False,
         keep_memory: bool = False, pass_fds: Iterable[int] = (), cores: Iterable[int] = (), stdin: int = subprocess.DEVNULL,
-        notes: Callable[[str], None] | None = None, replaced: bool = False,
+        notes: Callable[[str], None] | None = None, replaced: bool = False, estate: Sequence[IO[bytes] | socket.socket] = (),
     ) -> Child:  # fmt: skip
         """Start one process in a session of its own. who: in sentences; default: its name, until it has joined as some rank. keep_memory: it is a server, which
         may be started again; ``pass_fds`` stay open until the job's end. replaced: it is a worker, which may be started again; so are its ``pass_fds``.
+        estate: it is a scheduler, which may be started again with these, its journal and its listening socket; they are the child's from now on.
 
         service: it ends by itself when all others have. notes: takes what its stderr has for the launcher. Raises OSError."""
         env = {**env, "PSGC_LAUNCHER": self._reports.address(len(self.children))}
@@ -132,7 +134,7 @@ class Supervisor:
             own = {**env, "PSGC_INCARNATION": str(next(incarnations))} if replaced else env
             return Child.start(
                 name, command, own, relays, who=who, service=service, keep_memory=keep_memory, pass_fds=pass_fds, cores=cores, stdin=stdin,
-                keeper=keeper, start_again=begin if keep_memory or replaced else None,
+                keeper=keeper, start_again=begin if keep_memory or replaced or estate else None, estate=estate,
             )  # fmt: skip
 
         child = begin()
@@ -251,6 +253,7 @@ class Supervisor:
         ours = self._ending_them
         if (not child.service or working) and not ours and not self._failing and self._start_again(child):
             return
+        child.leave_nothing()
         if child.service and not working and child.status != 0 and not self._failing:
             if not ours:
                 self._say(f"after the workers had ended, {child.describe_end()}")
@@ -269,25 +272,25 @@ class Supervisor:
             self._end_within(0 if self.blame.unneeded else self._patience.service_s)
 
     def _start_again(self, child: Child) -> bool:
-        """Start a server or a worker again that has ended, unless it was told why, or ends again and again. Returns whether another process goes on in its
-        place."""
+        """Start a server, a scheduler or a worker again that has ended, unless it was told why, or ends again and again. Returns whether another process goes
+        on in its place."""
         number = self.children.index(child)
         account = self.blame.accounts[number]
-        if child.start_again is None or not child.status or self.blame.failed or account.informed:
+        if not child.status or self.blame.failed or account.informed or not child.followable:
             return False
-        if child.keeper is None and not 0 <= account.left < account.joined:  # a worker in no job
+        worker = child.keeper is None and not child.estate
+        if worker and not 0 <= account.left < account.joined:  # in no job
             return False
-        if child.keeper is not None:
-            child.keeper.receive()
-            if not child.keeper.followable:
-                return False
+        if child.estate and not account.begun:  # one that has not come so far as to join would not come further
+            return False
         now = time.monotonic()
         ends = self._ends[number] = [when for when in self._ends.get(number, ()) if now - when < POISON_S] + [now]
         if len(ends) > POISON:
             self._say(
-                f"{child.name} has ended {len(ends)} times in {now - ends[0]:.0f} s and completed no step in between, so it is not started again"
+                f"{child.name} has ended {len(ends)} times in {now - ends[0]:.0f} s and {child.unmet} in between, so it is not started again"
             )
             return False
+        assert child.start_again is not None
         try:
             if child.keeper is not None:
                 with contextlib.suppress(KeyError):
@@ -297,14 +300,11 @@ class Supervisor:
         except OSError as error:
             self._say(f"{child.name} cannot be started again: {error}; see `ulimit -u -n`")
             return False
-        goes_on = (
-            "another process takes its place" if child.keeper is None else "it is started again and goes on from what it had committed"
-        )
-        self._say(f"{child.describe_end()}; {goes_on}")
-        if child.keeper is None:
+        self._say(f"{child.describe_end()}; {child.goes_on}")
+        if worker:
             account.begun = account.joined = account.left  # it joins the same job once more
             self._saving.discard(number)
-        child.keeper = None
+        child.keeper, child.estate = None, []
         self.children[number] = successor
         self._former.append(child)
         self._watch(successor)

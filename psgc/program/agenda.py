@@ -65,6 +65,31 @@ class Turns:
         """The last numbered step of a key; 0 if none is numbered."""
         return self._numbered[key]
 
+    @property
+    def count(self) -> int:
+        """How many turns there are."""
+        return self._next
+
+    @property
+    def keys(self) -> list[tuple[int, int]]:
+        """The keys that have turns, and each one's last numbered step."""
+        return [(key, step) for key, step in self._numbered.items() if step]
+
+    @property
+    def known(self) -> list[Turn]:
+        """The turns that some rank may not have received yet."""
+        return list(self._known)
+
+    def begin_at(self, count: int, key: int, step: int) -> None:
+        """Of turns that were given elsewhere: there were ``count``, and a key's last step among them."""
+        self._next, self._numbered[key] = max(self._next, count), max(self._numbered[key], step)
+
+    def given(self, turn: Turn) -> None:
+        """A turn that was given elsewhere, and that some rank may not have received."""
+        self.begin_at(turn.number + 1, turn.use.key, turn.use.step)
+        self._numbers[turn.use] = turn.number
+        self._known.append(turn)
+
     def _forget(self) -> None:
         told = min(self._received)
         while self._known and self._known[0].number < told:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from psgc.scheduler.records import Record
 from psgc.wire.frames import Header
 
 
@@ -32,4 +33,11 @@ class End:
     reason: str
 
 
-Action = Send | Log | End
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Write this down before anything that follows is done."""
+
+    record: Record
+
+
+Action = Send | Log | End | Keep

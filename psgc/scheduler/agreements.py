@@ -9,10 +9,11 @@ from collections.abc import Iterator
 
 from psgc.errors import RemoteProtocolError
 from psgc.layout import Declaration
-from psgc.program.agenda import Use
-from psgc.scheduler.actions import Action, Send
+from psgc.program.agenda import Turn, Use
+from psgc.scheduler.actions import Action, Keep, Send
 from psgc.scheduler.post import Post
 from psgc.scheduler.published import Values
+from psgc.scheduler.records import LaidOut, Passed, Record, Served, Turned, TurnsSoFar, Value
 from psgc.scheduler.rendezvous import Barriers, Declarations, Gathering, Name
 from psgc.scheduler.roster import Member, Roster
 from psgc.scheduler.submissions import Submissions
@@ -33,9 +34,7 @@ class Agreements:
         """Answer a member's word. Raises RemoteProtocolError for one that such a member does not say, and what the word itself is wrong by."""
         kind, worker = Kind(header.kind), member.register.role == "worker"
         if kind is Kind.BARRIER and worker:
-            ranks = set(self.barriers.arrive(member.rank, header.step, now, header.plan))
-            passing = [m for m in self._roster.workers() if m.rank in ranks] if ranks else []
-            return [self._post.send(m.peer, Kind.BARRIER, plan=header.plan, step=header.step) for m in passing]
+            return self._arrived(member, header, now)
         if kind is Kind.DECLARE and worker:
             return self._declare(member, header, decode_body(Declare, body), now)
         if kind is Kind.DECLARATION and worker:
@@ -48,8 +47,43 @@ class Agreements:
             return self._look_up(member, header, decode_body(Lookup, body).name, now)
         if kind is Kind.KEYS_READY and not worker:
             name = self.declarations.server_ready(member.rank, header.plan)
-            return [] if name is None else self._layouts(name)
+            return [] if name is None else [Keep(Served(name.layout_id)), *self._layouts(name)]
         raise RemoteProtocolError(f"a {member.register.role} does not send {kind.name} to the scheduler", ErrorCode.UNKNOWN_KIND)
+
+    def records(self) -> Iterator[Record]:
+        """What another process of the scheduler has to know."""
+        for name in self.declarations.names():
+            assert name.layout is not None
+            yield LaidOut.of(name.layout.name, name.digest, name.text)
+            if name.ready:
+                yield Served(name.layout_id)
+        for layout, number in self.barriers.passed.items():
+            yield Passed(layout, number)
+        turns = self.submissions.turns
+        first = turns.count - len(turns.known)
+        for key, step in turns.keys:
+            yield TurnsSoFar(first, key, step - sum(turn.use.key == key for turn in turns.known))
+        for turn in turns.known:
+            yield Turned(turn.number, *turn.use)
+        for rank, published, value in self.values.kept():
+            yield Value(rank, published, value)
+
+    def heed(self, record: Record, now: float) -> None:
+        """Know what another process of the scheduler has written down. Raises PsgcError for what does not fit."""
+        if isinstance(record, LaidOut):
+            self.declarations.laid_out(record.name, record.digest, record.body, now)
+        elif isinstance(record, Served):
+            self.declarations.served(record.layout)
+        elif isinstance(record, Passed):
+            self.barriers.have_passed(record.layout, record.number)
+        elif isinstance(record, TurnsSoFar):
+            self.submissions.turns.begin_at(record.number, record.key, record.step)
+        elif isinstance(record, Turned):
+            self.submissions.turns.given(Turn(record.number, Use(record.key, record.step)))
+        elif isinstance(record, Value):
+            self.values.publish(record.rank, record.name, record.value)
+        else:
+            raise RemoteProtocolError(f"a {type(record).__name__} in the middle of a journal")
 
     def again(self, server: Member) -> Iterator[Send]:
         """A server that registers again has a new connection: the old one may have lost layouts that were sent to it, or its answers."""
@@ -72,6 +106,14 @@ class Agreements:
         values: list[Gathering] = [*self.values.open()]
         return self.barriers.open(), declarations.open(), declarations.awaiting_servers(), values, self.submissions.open()
 
+    def _arrived(self, member: Member, header: Header, now: float) -> list[Action]:
+        layout, number = header.plan, header.step
+        before = self.barriers.passed.get(layout, 0)
+        ranks = set(self.barriers.arrive(member.rank, number, now, layout))
+        passing = [m for m in self._roster.workers() if m.rank in ranks] if ranks else []
+        told = (self._post.send(m.peer, Kind.BARRIER, plan=layout, step=number) for m in passing)
+        return [*([Keep(Passed(layout, number))] if ranks and number > before else []), *told]
+
     def _declare(self, member: Member, header: Header, declare: Declare, now: float) -> list[Action]:
         before = self.declarations.layouts
         name, ask = self.declarations.declare(member.rank, header.plan, declare, now, header.step)
@@ -90,19 +132,23 @@ class Agreements:
 
     def _declared(self, member: Member, declaration: Declaration, now: float) -> list[Action]:
         before = self.declarations.layouts
-        return self._built(self.declarations.declared(member.rank, declaration, now), before)
+        name = self.declarations.declared(member.rank, declaration, now)
+        return [] if name is None else self._built(name, before)
 
     def _built(self, name: Name, before: int) -> list[Action]:
         if self.declarations.layouts == before:
             return []
+        assert name.layout is not None
+        kept = Keep(LaidOut.of(name.layout.name, name.digest, name.text))
         if name.ready:  # there is no server to prepare
-            return self._layouts(name)
-        return [self._keys(name, m) for m in self._roster.server_members()]
+            return [kept, *self._layouts(name)]
+        return [kept, *(self._keys(name, m) for m in self._roster.server_members())]
 
     def _keys(self, name: Name, member: Member) -> Send:
         return self._post.send(member.peer, Kind.KEYS, name.text, plan=name.layout_id)
 
     def _layouts(self, name: Name) -> list[Action]:
+        """To all that have declared it; behind another process of the scheduler, some may not have done so again yet."""
         return [self._layout(m, name) for m in self._roster.workers() if not m.left and m.rank in name.requests]
 
     def _layout(self, member: Member, name: Name) -> Send:
@@ -110,14 +156,19 @@ class Agreements:
 
     def _submitted(self, member: Member, header: Header, now: float) -> list[Action]:
         name = self.declarations.name_of(header.key >> 48)
+        before = self.submissions.turns.count
         turns = self.submissions.submitted(member.rank, Use(header.key, header.step), header.plan, name, now)
         peers = {m.rank: m.peer for m in self._roster.workers()} if turns else {}
-        return [self._post.send(peers[rank], Kind.TURN, plan=turn.number, key=turn.use.key, step=turn.use.step) for rank, turn in turns]
+        new = dict.fromkeys(turn for _, turn in turns if turn.number >= before)
+        told = (self._post.send(peers[rank], Kind.TURN, plan=turn.number, key=turn.use.key, step=turn.use.step) for rank, turn in turns)
+        return [*(Keep(Turned(turn.number, *turn.use)) for turn in new), *told]
 
     def _publish(self, member: Member, header: Header, published: Published) -> list[Action]:
+        known = published.name in self.values
         requests = self.values.publish(member.rank, published.name, published.value)
         answers = [self._value(m, requests[m.rank], published) for m in self._roster.workers() if m.rank in requests] if requests else []
-        return [self._post.send(member.peer, Kind.PUBLISH, plan=header.plan), *answers]
+        kept: list[Action] = [] if known else [Keep(Value(member.rank, published.name, published.value))]
+        return [*kept, self._post.send(member.peer, Kind.PUBLISH, plan=header.plan), *answers]
 
     def _look_up(self, member: Member, header: Header, name: str, now: float) -> list[Action]:
         value = self.values.look_up(member.rank, header.plan, name, now)

@@ -16,7 +16,8 @@ from psgc.diagnostics.report import Launcher
 from psgc.errors import PsgcError
 from psgc.processes.addresses import endpoint, is_loopback
 from psgc.processes.mailbox import Mailbox
-from psgc.scheduler.actions import Action, End, Log, Send
+from psgc.scheduler.actions import Action, End, Keep, Log, Send
+from psgc.scheduler.continuity import Continuity
 from psgc.scheduler.membership import Membership
 from psgc.transport.control.router import Router
 from psgc.transport.control.voice import AWAITED, Voice
@@ -48,8 +49,15 @@ def serve(config: Config, again: bool = False) -> int:
     except PsgcError as error:
         context.destroy(0)
         raise PsgcError(f"scheduler: {error}") from None
-    parse_scheme("none", BucketContext("float32"))  # loading what codecs need takes most of a second, so it is done while nobody waits
-    loop = _Loop(config, router, again)
+    loop = None
+    try:
+        continuity = Continuity(config, again)
+        parse_scheme("none", BucketContext("float32"))  # loading what codecs need takes most of a second, so it is done while nobody waits
+        loop = _Loop(config, router, continuity)
+    finally:
+        if loop is None:
+            router.close()
+            context.destroy(0)
     names = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "SIGINT"}
     before = {n: signal.signal(n, lambda number, _: loop.mailbox.put(loop.stop, names[signal.Signals(number)])) for n in names}
     try:
@@ -57,6 +65,7 @@ def serve(config: Config, again: bool = False) -> int:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        continuity.close()
         router.close(linger_ms=1000)
         context.destroy(linger=1000)
 
@@ -81,10 +90,10 @@ def _alive(register: Register) -> bool | None:
 
 
 class _Loop:
-    def __init__(self, config: Config, router: Router, again: bool) -> None:
+    def __init__(self, config: Config, router: Router, continuity: Continuity) -> None:
         self.mailbox = Mailbox()
         alone = is_loopback(config.root_host)
-        self._config, self._router = config, router
+        self._config, self._router, self._continuity = config, router, continuity
         self._end: End | None = None
         self._voice = Voice.of(config)
         self._voice.speaks(AWAITED)  # members that log to the same place leave it to the scheduler to name what is awaited
@@ -92,13 +101,20 @@ class _Loop:
         self._told = False  # the launcher has been told why the job failed, and prints it
         self._state = Membership(
             config.nodes, config.servers, config.job, time.monotonic(), _alive, config.silence_s, config.dead_s,
-            config.register_timeout_s, config.step_timeout_s, heartbeat_s=config.heartbeat_s, launched=alone and config.scheduler_fd >= 0,
-            itself=(host_id(), os.getpid(), pid_started(os.getpid())), again=again,
+            config.register_timeout_s, config.step_timeout_s, data_key=continuity.data_key, heartbeat_s=config.heartbeat_s,
+            launched=alone and config.scheduler_fd >= 0 and not config.on_its_own, itself=(host_id(), os.getpid(), pid_started(os.getpid())),
+            again=continuity.again, returns=continuity.returns,
         )  # fmt: skip
+        self._resumed_at = float("inf")  # when this process took another's place; inf: it did not, or has heard of everyone again
+        if continuity.records:
+            self._resumed_at = time.monotonic()
+            self._state.resume(continuity.records, self._resumed_at)
+            continuity.grown_to(self._state.records())
+            self._state.events.note(self._resumed_at, logging.WARNING, "the scheduler has ended and was started again")
 
     def run(self) -> int:
         poller = zmq.Poller()
-        if not self._state.unbegun:
+        if not self._state.unbegun and not self._continuity.follows:  # else a former process has done so
             self._launcher.tell("joining")
         poller.register(self._router.socket, zmq.POLLIN)
         poller.register(self.mailbox.fileno(), zmq.POLLIN)
@@ -116,6 +132,12 @@ class _Loop:
             logger.error("job failed: %s", self._end.reason)
         return self._end.status
 
+    def _note_return(self) -> None:
+        """Tell the launcher once everyone has come to this process: it has done what it was started again for."""
+        if self._resumed_at < float("inf") and all(m.left or m.last_seen > self._resumed_at for m in self._state.roster):
+            self._resumed_at = float("inf")
+            self._launcher.tell("stepped")
+
     def stop(self, why: str) -> None:
         if self._state.unbegun:
             self._end = End(0, "")
@@ -128,12 +150,15 @@ class _Loop:
             body = b"" if payload is None else payload.tobytes()
             unbegun = self._state.unbegun
             self._apply(self._state.receive(identity, header, body, time.monotonic()))
+            self._note_return()
             if unbegun and not self._state.unbegun:
                 self._launcher.tell("joining")
             if self._end is not None or time.monotonic() >= until:
                 return
 
     def _apply(self, actions: list[Action]) -> None:
+        if kept := [action.record for action in actions if isinstance(action, Keep)]:  # before anything of it is said
+            self._continuity.keep(kept, self._state.records)
         for action in actions:
             if isinstance(action, Send):
                 self._router.send(action.peer, [pack_header(action.header), *([action.body] if action.body else [])])
@@ -145,5 +170,5 @@ class _Loop:
                 logger.log(
                     logging.INFO if action.level >= logging.ERROR else action.level, "%s", action.text
                 )  # an error is the last line, too
-            elif self._end is None:
+            elif isinstance(action, End) and self._end is None:
                 self._end = action

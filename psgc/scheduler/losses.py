@@ -6,12 +6,14 @@ Knows who lives, and what members are told of it; ``handovers.py`` says who give
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 
 from psgc.errors import UsageError
-from psgc.scheduler.actions import Action, Log, Send
+from psgc.scheduler.actions import Action, Keep, Log, Send
 from psgc.scheduler.agreements import Agreements
 from psgc.scheduler.handovers import Handovers
 from psgc.scheduler.post import Post
+from psgc.scheduler.records import Handed, Record, Settled, succeeded
 from psgc.scheduler.roster import Member, Roster
 from psgc.wire.frames import Header, Kind
 from psgc.wire.messages import Notice, Register, encode_body
@@ -50,14 +52,45 @@ class Losses:
         worker.generation += 1
         self._handovers.replaced(worker.rank)
         self._agreements.forget(worker.rank)
-        return [Log(logging.WARNING, text), *self._tell(text, worker), *self._fail_of(worker.rank)]
+        kept = Keep(succeeded(worker.rank, peer, register, worker.generation))
+        return [kept, Log(logging.WARNING, text), *self._tell(text, worker), *self._fail_of(worker.rank)]
+
+    def records(self) -> Iterator[Record]:
+        """What another process of the scheduler has to know."""
+        if self._handovers.count:
+            yield Handed(self._handovers.count)
+        for worker in self._roster.workers():
+            if worker.generation > 1:
+                yield succeeded(worker.rank, worker.peer, worker.register, worker.generation)
+                if worker.rank not in self._handovers.without:
+                    yield Settled(worker.rank)
+
+    def heed(self, record: Record) -> bool:
+        """Know what another process of the scheduler has written down of handovers. Returns whether it was that."""
+        if isinstance(record, Handed):
+            self._handovers.count = max(self._handovers.count, record.count)
+        elif isinstance(record, Settled):
+            self._handovers.done(record.rank)
+        else:
+            return False
+        return True
+
+    def resumed(self, worker: Member, generation: int) -> None:
+        """As ``replace``, when another process of the scheduler had seen it."""
+        worker.generation = generation
+        self._handovers.replaced(worker.rank)
+
+    @property
+    def unsettled(self) -> list[int]:
+        """Ranks that have no state yet."""
+        return sorted(self._handovers.without)
 
     def state(self, member: Member, header: Header) -> list[Action]:
         """A process that has taken another's place asks for the job's state (``plan``: how many handovers to it have failed), or has it (``key``). Raises
         UsageError where nobody has it any more."""
         if header.key:
             self._handovers.done(member.rank)
-            return []
+            return [Keep(Settled(member.rank))]
         living, count = {other.rank: other for other in self._living()}, self._handovers.count
         handover = self._handovers.ask(member.rank, header.plan, living)
         if self._handovers.count > count:
@@ -67,7 +100,9 @@ class Losses:
                 f"{member.label} has taken the place of a worker that died, and no other worker is left to give it the job's state"
             )
         giver = living[handover.giver]
+        kept: list[Action] = [Keep(Handed(self._handovers.count))] if self._handovers.count > count else []
         return [
+            *kept,
             self._post.send(giver.peer, Kind.STATE, plan=member.rank, step=handover.number),
             self._post.send(member.peer, Kind.STATE, plan=giver.rank, key=1, step=handover.number),
         ]

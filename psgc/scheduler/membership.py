@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from psgc import __version__
@@ -16,12 +16,13 @@ from psgc.errors import CodecError, PsgcError, RemoteProtocolError
 from psgc.processes.absence import Absence, younger
 from psgc.processes.addresses import is_loopback, split
 from psgc.processes.reminder import Reminder
-from psgc.scheduler.actions import Action, End, Log, Send
+from psgc.scheduler.actions import Action, End, Keep, Log, Send
 from psgc.scheduler.agreements import Agreements
 from psgc.scheduler.events import Events
 from psgc.scheduler.lateness import Lateness, Overdue
 from psgc.scheduler.losses import Losses, may_be_replaced
 from psgc.scheduler.post import Post
+from psgc.scheduler.records import Complete, Failed, Joined, Left, Record, Succeeded, succeeded
 from psgc.scheduler.rendezvous import Gathering
 from psgc.scheduler.roster import Member, Roster
 from psgc.scheduler.view import View
@@ -57,6 +58,7 @@ class Membership:
     itself: tuple[str, int, int] = ("", 0, 0)  # this scheduler's host, pid and when it started
     launched: bool = False  # a launcher on this host has started all the others, and reports one that ends
     again: bool = False  # this scheduler's process has seen a job to its end: no worker may begin another
+    returns: bool = False  # another process may follow this one, though nobody listens at its address meanwhile
     roster: Roster = field(init=False)
     agreements: Agreements | None = None  # this and the next: once everyone is there
     losses: Losses | None = None
@@ -153,7 +155,76 @@ class Membership:
         if self._failed is not None:
             return []
         self._failed = (now, text)
-        return [Log(logging.ERROR, text), *(self._abort_to(m.peer) for m in self.roster if not m.left)]
+        return [Keep(Failed(text)), Log(logging.ERROR, text), *(self._abort_to(m.peer) for m in self.roster if not m.left)]
+
+    # what outlives this process
+
+    def records(self) -> Iterator[Record]:
+        """What another process of this scheduler has to know to go on: nothing before everyone is there, since members ask again."""
+        if self.agreements is None:
+            return
+        for member in self.roster:
+            yield Joined.of(member.peer, member.register)
+        yield Complete(self.epoch)
+        yield from self.agreements.records()
+        if self.losses is not None:
+            yield from self.losses.records()
+        servers = {server.rank: server for server in self.roster.server_members()}
+        for index in self.agreements.declarations.begun_anew():
+            yield succeeded(index, servers[index].peer, servers[index].register)
+        for member in self.roster:
+            if member.left:
+                yield Left(member.register.role, member.rank)
+        if self._failed is not None:
+            yield Failed(self._failed[1])
+
+    def resume(self, records: Iterable[Record], now: float) -> None:
+        """Go on from what another process has written down. Members say again what is not in it. Raises PsgcError for what does not fit."""
+        for record in records:
+            if isinstance(record, Joined):
+                peer, register = record.read()
+                self.roster.add(Member(peer, register, now))
+            elif isinstance(record, Complete):
+                if not self.roster.complete:
+                    raise RemoteProtocolError("a journal in which somebody is missing of a job that was complete")
+                self._post.epoch = record.epoch
+                self.roster.number(self.epoch)
+                self._begin()
+            elif self.agreements is None or self.losses is None:
+                raise RemoteProtocolError(f"a {type(record).__name__} before everyone was there")
+            elif isinstance(record, Succeeded):
+                peer, register = record.read()
+                member = self._of_rank(register.role, record.index)
+                self.roster.replace(member, peer, register, now)
+                if register.role == "server":
+                    self.agreements.declarations.begins_anew(record.index)
+                else:
+                    self.losses.resumed(member, record.generation)
+            elif isinstance(record, Left):
+                self._of_rank(record.role, record.index).left = True
+            elif isinstance(record, Failed):
+                self._failed = (now, record.text)
+            elif not self.losses.heed(record):
+                self.agreements.heed(record, now)
+        if self.agreements is not None and all(worker.left for worker in self.roster.workers()):
+            self._over = now
+        if self.losses is not None and self._failed is None and (unsettled := self.losses.unsettled):
+            self._failed = (
+                now,
+                f"the scheduler died while rank {unsettled[0]}, whose process had taken a dead one's place, was still to get the job's state; start it again",
+            )
+
+    def _begin(self) -> None:
+        """Everyone is there."""
+        self.agreements = Agreements(self.roster, self._post)
+        self.losses = Losses(self.roster, self._post, self.agreements)
+
+    def _of_rank(self, role: str, index: int) -> Member:
+        members = self.roster.workers() if role == "worker" else self.roster.server_members()
+        found = next((member for member in members if member.rank == index), None)
+        if found is None:
+            raise RemoteProtocolError(f"{role} {index} in a journal that does not say who it is")
+        return found
 
     # registration
 
@@ -205,7 +276,7 @@ class Membership:
         if self.agreements is None:
             return log
         self.agreements.declarations.begins_anew(server.rank)
-        return [*log, self._topology(server), *self._layouts_again(server)]
+        return [Keep(succeeded(server.rank, server.peer, server.register)), *log, self._topology(server), *self._layouts_again(server)]
 
     def _replaced(self, worker: Member, peer: bytes, register: Register, now: float) -> list[Action]:
         assert self.losses is not None, "a worker's former process is known once everyone was there"
@@ -263,18 +334,18 @@ class Membership:
 
     def _admit_all(self, now: float) -> list[Action]:
         workers = self.roster.number(self.epoch)
-        self.agreements = Agreements(self.roster, self._post)
-        self.losses = Losses(self.roster, self._post, self.agreements)
+        self._begin()
         for member in self.roster:
             member.last_seen, member.named = now, None
         text = f"everyone is there: {workers} workers, {self.servers} servers"
-        return [Log(logging.INFO, text), *map(self._topology, self.roster)]
+        kept = [*(Keep(Joined.of(member.peer, member.register)) for member in self.roster), Keep(Complete(self.epoch))]
+        return [*kept, Log(logging.INFO, text), *map(self._topology, self.roster)]
 
     def _topology(self, member: Member) -> Send:
         key = self.data_key if member.register.role == "server" else worker_key(self.data_key, member.rank, self.epoch)
         follows = member.register.role == "server" and member.register.incarnation > 1
         layouts = self.agreements.declarations.layouts if self.agreements is not None and follows else 0
-        return self._post.send(member.peer, Kind.TOPOLOGY, self.roster.topology(member, key, layouts))
+        return self._post.send(member.peer, Kind.TOPOLOGY, self.roster.topology(member, key, layouts, self.returns))
 
     # a complete job
 
@@ -350,7 +421,7 @@ class Membership:
 
     def _bye(self, member: Member, now: float) -> list[Action]:
         member.left = True
-        return [self._post.send(member.peer, Kind.BYE), *self._after_bye(member, now)]
+        return [Keep(Left(member.register.role, member.rank)), self._post.send(member.peer, Kind.BYE), *self._after_bye(member, now)]
 
     def _after_bye(self, member: Member, now: float) -> list[Action]:
         if self._failed is not None:

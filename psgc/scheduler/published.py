@@ -68,6 +68,13 @@ class Values:
             if not awaited.came:
                 del self._awaited[name]
 
+    def kept(self) -> list[tuple[int, str, str]]:
+        """All values: rank, name, value."""
+        return [(rank, name, value) for name, (rank, value) in self._values.items()]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._values
+
     def open(self) -> list[Gathering]:
         """Values that somebody waits for."""
         return list(self._awaited.values())

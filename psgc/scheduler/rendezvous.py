@@ -69,6 +69,15 @@ class Barriers:
     def open(self) -> list[Gathering]:
         return list(self._open.values())
 
+    @property
+    def passed(self) -> dict[int, int]:
+        """By layout (0: of none) the number of the last barrier that all have come to."""
+        return dict(self._passed)
+
+    def have_passed(self, layout: int, number: int) -> None:
+        """All have come to this barrier, as another process of the scheduler has seen."""
+        self._passed[layout] = max(self._passed.get(layout, 0), number)
+
 
 @dataclass(slots=True)
 class Name:
@@ -141,12 +150,15 @@ class Declarations:
         self._build_if_complete(name, now)
         return name, ask
 
-    def declared(self, rank: int, declaration: Declaration, now: float) -> Name:
-        """Take a rank's whole declaration. Raises LayoutMismatch for two that differ, RemoteProtocolError for one that does not match its digest."""
+    def declared(self, rank: int, declaration: Declaration, now: float) -> Name | None:
+        """Take a rank's whole declaration; None for one that nobody here has asked for: another process of the scheduler did, and the rank says its digest
+        again. Raises LayoutMismatch for two that differ, RemoteProtocolError for one that does not match its digest."""
         name = self._names.get(declaration.name)
         if name is not None and name.layout is not None:
             return name
-        if name is None or name.digests.get(rank) != declaration.digest():
+        if name is None or rank not in name.digests:
+            return None
+        if name.digests[rank] != declaration.digest():
             raise RemoteProtocolError(f"the declaration of {declaration.name!r} is not what rank {rank} announced", ErrorCode.MALFORMED)
         name.whole[rank] = declaration
         if name.differing is not None:
@@ -192,6 +204,27 @@ class Declarations:
         for name in self._names.values():
             name.requests.pop(rank, None)
 
+    def begun_anew(self) -> list[int]:
+        """The servers that do not serve again yet what a former process has served."""
+        return [server for server, layouts in self._again.items() if layouts]
+
+    def names(self) -> list[Name]:
+        """Those that have layouts, in the order of these."""
+        return [self._by_layout[number] for number in sorted(self._by_layout)]
+
+    def laid_out(self, declared: str, digest: str, text: bytes, now: float) -> None:
+        """A name that another process of the scheduler has given its layout. Ranks that have not got it declare the name again."""
+        layout = Layout.from_json(text)
+        name = Name(Gathering(f"the declaration of {declared!r}", self._size, now, came=set(range(self._size))), layout=layout, text=text)
+        name.digest = digest
+        self._names[declared] = name
+        self._lay_out(name, now)
+
+    def served(self, layout_id: int) -> None:
+        """Every server was ready for the layout once."""
+        if (name := self._unready.pop(layout_id, None)) is not None and name.servers is not None:
+            name.servers.came.update(range(self._servers))
+
     def awaiting_servers(self) -> list[Gathering]:
         """The layouts that some server does not serve yet."""
         return [name.servers for name in self._unready.values() if name.servers is not None]
@@ -228,8 +261,12 @@ class Declarations:
         name.digest = name.digests[0]
         name.digests.clear()
         name.whole.clear()
-        name.servers = Gathering(f"the layout of {declaration.name!r}", self._servers, now, of_servers=True)
         del self._open[declaration.name]
-        self._by_layout[layout_id] = name
+        self._lay_out(name, now)
+
+    def _lay_out(self, name: Name, now: float) -> None:
+        assert name.layout is not None
+        name.servers = Gathering(f"the layout of {name.layout.name!r}", self._servers, now, of_servers=True)
+        self._by_layout[name.layout_id] = name
         if not name.ready:
-            self._unready[layout_id] = name
+            self._unready[name.layout_id] = name

@@ -15,7 +15,7 @@ from psgc.wire.reports import Report
 
 OF_AN_OLD_CONNECTION: Final = b"\0"  # names that ZeroMQ itself draws begin so; a member's superseded connection gets such a name, too
 NAMED: Final = 8  # members in one line
-OF_RECEIVER: Final = ("rank", "key", "layouts", "incarnation")  # fields of a Topology that differ from member to member
+OF_RECEIVER: Final = ("rank", "key", "layouts", "incarnation", "returns")  # fields of a Topology that differ from member to member
 
 
 @dataclass(slots=True)
@@ -247,11 +247,11 @@ class Roster:
         servers = sorted(self._server_members, key=lambda member: member.rank)
         return Machines.of_hosts([_network(m) for m in servers], [_network(m) for m in self._workers], self.nodes)
 
-    def topology(self, member: Member, key: bytes, layouts: int = 0) -> bytes:
+    def topology(self, member: Member, key: bytes, layouts: int = 0, returns: bool = False) -> bytes:
         """The body of the TOPOLOGY message to ``member``. Everyone must have a rank. key: of the member's payload connections. The fields that are equal for
-        all are encoded once, because they name every member. layouts: as in Topology."""
+        all are encoded once, because they name every member. layouts, returns: as in Topology."""
         assert self._topology, "number() comes first"
-        more = {"layouts": layouts, "incarnation": member.generation if member.generation > 1 else 0}
+        more = {"layouts": layouts, "incarnation": member.generation if member.generation > 1 else 0, "returns": returns}
         own = encode_body({"rank": member.rank, "key": key.hex(), **{name: value for name, value in more.items() if value}})
         return own[:-1] + b"," + self._topology[1:]
 

@@ -28,6 +28,11 @@ class Submissions:
             self._open.pop(turn.use, None)
         return [(rank, turn) for turn in found for rank in range(self._size)]
 
+    @property
+    def turns(self) -> Turns:
+        """The turns that were given."""
+        return self._turns
+
     def open(self) -> list[Gathering]:
         """Steps that some rank has not submitted."""
         return list(self._open.values())

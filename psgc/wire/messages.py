@@ -126,6 +126,7 @@ class Topology:
         default=0, metadata=LEFT_OUT_IF_EMPTY
     )  # to a server that follows another process: it lets workers in when it serves so many
     incarnation: int = field(default=0, metadata=LEFT_OUT_IF_EMPTY)  # to a worker that follows other processes: which of them it is, from 2
+    returns: bool = field(default=False, metadata=LEFT_OUT_IF_EMPTY)  # the scheduler may be started again though nobody listens meanwhile
 
     @classmethod
     def from_body(cls, body: dict[str, Any]) -> Topology:

@@ -227,7 +227,7 @@ def test_a_worker_killed_in_mid_step_is_named_by_its_signal(launched: Any) -> No
 
 @pytest.mark.parametrize("member", ["scheduler", "server"])
 def test_a_scheduler_or_server_that_is_killed_ends_the_job_and_is_named(launched: Any, member: str) -> None:
-    popen = launched.job(PSGC_ON_SERVER_LOSS="stop")
+    popen = launched.job(PSGC_ON_SERVER_LOSS="stop", PSGC_ON_SCHEDULER_LOSS="stop")
     _guardian, *members = map(int, Path(f"/proc/{popen.pid}/task/{popen.pid}/children").read_text().split())  # as they were started
     victim = members[("scheduler", "server").index(member)]
     os.kill(victim, signal.SIGKILL)

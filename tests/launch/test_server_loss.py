@@ -2,71 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.launch.killing import Victims, run_and_kill
+
 JOBS = Path(__file__).parent.parent / "jobs"
 TRANSPORTS = {"shared memory": {}, "TCP": {"PSGC_TRANSPORT": "tcp"}, "encrypted": {"PSGC_TRANSPORT": "tcp", "PSGC_ENCRYPT": "1"}}
-
-
-def children(popen: subprocess.Popen[str]) -> list[int]:
-    """The launcher's, as they were started; those that have ended count until they are reaped."""
-    return [int(pid) for pid in Path(f"/proc/{popen.pid}/task/{popen.pid}/children").read_text().split()]
-
-
-class Servers:
-    """The processes of a job's servers: those of its launcher's children that came with the servers, and those that came after the workers."""
-
-    def __init__(self, popen: subprocess.Popen[str], servers: int, workers: int) -> None:
-        self.popen = popen
-        _guardian, scheduler, *members = children(popen)
-        assert len(members) == servers + workers
-        self.others = {_guardian, scheduler, *members[servers:]}
-        self.killed: set[int] = set()
-
-    def kill_one(self, rng: random.Random) -> int:
-        """kill -9 one, once there is one that was not killed. Returns its pid."""
-        for _ in range(3000):
-            if living := [pid for pid in children(self.popen) if pid not in self.others | self.killed]:
-                victim = rng.choice(living)
-                self.killed.add(victim)
-                os.kill(victim, signal.SIGKILL)
-                return victim
-            time.sleep(0.01)
-        raise AssertionError("no server is started again")
-
-
-def run_and_kill(
-    launched: Any, job: list[str], kills: int, seed: int, servers: int = 2, workers: int = 2, least: int = 2, most: int = 9, **env: str
-) -> tuple[int, str, str]:
-    """Run a job that says each step, and kill a server's process now and then, each time after some steps more. Returns status, stdout, stderr."""
-    options = ("--no-prefix", "--workers", str(workers), "--servers", str(servers))
-    popen = launched.psgc("run", *options, "--", sys.executable, *job, **env)
-    rng = random.Random(seed)
-    assert popen.stdout is not None
-    out, wait, found = [], rng.randint(least, most), None
-    for line in popen.stdout:
-        out.append(line)
-        if not line.startswith("step") or kills == 0:
-            continue
-        found = found or Servers(popen, servers, workers)
-        wait -= 1
-        if wait <= 0:
-            time.sleep(rng.random() * 0.03)
-            found.kill_one(rng)
-            kills, wait = kills - 1, workers * rng.randint(least, most)
-    status, _, err = launched.end(popen)
-    assert kills == 0, (kills, "".join(out[-3:]), err)
-    return status, "".join(out), err
 
 
 @pytest.mark.parametrize(
@@ -94,7 +42,7 @@ def test_a_training_has_the_losses_and_parameters_of_one_whose_servers_live(laun
 
 def test_a_server_that_ends_again_and_again_without_a_step_ends_the_job_with_its_line(launched: Any) -> None:
     popen = launched.job()
-    servers, rng = Servers(popen, 1, 2), random.Random(0)
+    servers, rng = Victims(popen, 1, 2), random.Random(0)
     servers.kill_one(rng)
     for _ in range(3):
         servers.kill_one(rng)
@@ -109,7 +57,7 @@ def test_a_server_that_holds_weights_ends_the_job_with_a_line_that_says_what_is_
         "run", "--no-prefix", "--", sys.executable, str(JOBS / "lost_server.py"), "100000", "none", "optimizer", "0.01", PSGC_ASYNC="1"
     )  # fmt: skip
     launched.read_until(popen, "step")
-    Servers(popen, 1, 2).kill_one(random.Random(0))
+    Victims(popen, 1, 2).kill_one(random.Random(0))
     status, _, err = launched.end(popen)
     assert status
     assert "server 0 was started again, but weights that it held" in err

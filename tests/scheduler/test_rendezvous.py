@@ -119,7 +119,13 @@ def test_rank_0_is_awaited_until_it_has_said_all() -> None:
     assert "the declaration of 'model' has awaited rank(s) 0 for" in logged(job.run(int(SILENCE_S)))
 
 
-@pytest.mark.parametrize("body", [declaration("other"), declaration(numel=11), replace(declaration(), mean=False)])
+def test_a_declaration_of_a_name_that_nobody_has_announced_is_not_heeded() -> None:
+    job = complete()
+    job.say("w0", Kind.DECLARE, Declare("model", declaration().digest()))
+    assert job.say("w0", Kind.DECLARATION, declaration("other").to_json()) == [], "another process of the scheduler has asked for it"
+
+
+@pytest.mark.parametrize("body", [declaration(numel=11), replace(declaration(), mean=False)])
 def test_a_declaration_that_was_not_announced_is_refused(body: Declaration) -> None:
     job = complete()
     job.say("w0", Kind.DECLARE, Declare("model", declaration().digest()))

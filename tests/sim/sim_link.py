@@ -286,9 +286,13 @@ class ControlLine(_Line):
 
     def _renew(self) -> None:
         old: list[Any] = []
+        desk, process = self.network.desk, self.network.desk.process
 
         def to_host(header: Header, payload: Any) -> None:
-            """A renewed connection is the same peer; an old one is nobody's, whose answers nobody hears."""
+            """A renewed connection is the same peer; an old one is nobody's, whose answers nobody hears. What was said to a process nobody else hears."""
+            if desk.process != process:
+                self.network.lost += 1
+                return
             self._host(self if self._current is not None and self._current[0] is old[0] else old[1], header, payload)
 
         def to_member(header: Header, payload: Any) -> None:
@@ -307,6 +311,11 @@ class ControlLine(_Line):
 
     def _back_at(self, away: float) -> float:
         return self.network.clock.now + away
+
+    def _waits(self) -> bool:
+        if self.network.desk.away:
+            self.network.desk.waiting.append(self._connect)
+        return self.network.desk.away
 
 
 class _Stale:

@@ -5,6 +5,7 @@ What a pool would do takes random time and is checked: nobody may write what ano
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +15,10 @@ from sim_oracle import name_of_residual, name_of_restored, name_of_result, resto
 
 from psgc import __version__
 from psgc.layout import Layout
-from psgc.scheduler.actions import End, Send
+from psgc.scheduler.actions import End, Keep, Send
 from psgc.scheduler.membership import Membership
 from psgc.scheduler.post import FIRST_EPOCH as EPOCH
+from psgc.scheduler.records import Record, from_json, to_json
 from psgc.server import state as server_state
 from psgc.server.state import Commit, Effect, Fault, Fold, Restore, SendResidual, ServerState, specs_of
 from psgc.server.step import NO_SLOT, Kept, Result
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from simulation import World
 
 HEARTBEAT_S = 1.0
+WRITTEN_ANEW = 0.02  # chance that a journal is written anew
 DATA_KEY = bytes(32)
 
 
@@ -42,13 +45,35 @@ def check(holds: bool, what: Callable[[], str]) -> None:
 
 class SimScheduler:
     def __init__(self, world: World) -> None:
-        scenario = world.scenario
         self.world, self.clock = world, world.clock
-        self.state = Membership(len(scenario.nodes), scenario.servers, world.job, self.clock.now)
+        self.journal: list[bytes] = []  # outlives each process
+        self.processes = 1
+        self.state = self._begin()
         self.ended: End | None = None
         self._peers: dict[bytes, Any] = {}
         self._names: dict[Any, bytes] = {}
         self.clock.after(HEARTBEAT_S, self._tick)
+
+    def _begin(self) -> Membership:
+        """A process, which goes on from what the one before has written down."""
+        scenario, now = self.world.scenario, self.clock.now
+        state = Membership(len(scenario.nodes), scenario.servers, self.world.job, now)
+        state.resume(map(from_json, map(json.loads, self.journal)), now)
+        self.journal = [_written(record) for record in state.records()]
+        return state
+
+    def crash(self) -> None:
+        """The process ends. Its launcher starts another after a while; members' connections wait in the kernel until then."""
+        network = self.world.network
+        network.desk.leave()
+        for line in [line for line in network.lines if isinstance(line, ControlLine)]:
+            line.cut()
+        self.clock.after(self.world.scenario.restart_s * 2 * self.world.rng.random(), self._follow)
+
+    def _follow(self) -> None:
+        self.processes += 1
+        self.state = self._begin()
+        self.world.network.desk.back()
 
     def hear(self, peer: Any, header: Header, body: Any) -> None:
         name = self._names.setdefault(peer, (b"" if isinstance(peer, ControlLine) else b"\0") + b"%d" % len(self._names))
@@ -56,11 +81,21 @@ class SimScheduler:
         self._apply(self.state.receive(name, header, body or b"", self.clock.now))
 
     def _tick(self) -> None:
-        self._apply(self.state.tick(self.clock.now))
+        if not self.world.network.desk.away:
+            self._apply(self.state.tick(self.clock.now))
         self.clock.after(HEARTBEAT_S, self._tick)
 
-    def _apply(self, actions: Iterable[Any]) -> None:
+    def _apply(self, actions: list[Any]) -> None:
+        if self.world.scheduler_crashes_here():
+            self.crash()
+            return
+        self.journal += [_written(action.record) for action in actions if isinstance(action, Keep)]
+        if self.world.scenario.scheduler_crashes and self.world.rng.random() < WRITTEN_ANEW:
+            self.journal = [_written(record) for record in self.state.records()]
         for action in actions:
+            if self.world.scheduler_crashes_here():
+                self.crash()
+                return
             if isinstance(action, Send):
                 peer = self._peers[action.peer]
                 refuses = action.header.kind in (Kind.ABORT, Kind.ERROR) and isinstance(peer, ControlLine) and not peer.closed
@@ -68,6 +103,10 @@ class SimScheduler:
                 peer.reply(action.header, action.body)
             elif isinstance(action, End):
                 self.ended = self.ended or action
+
+
+def _written(record: Record) -> bytes:
+    return json.dumps(to_json(record)).encode()
 
 
 class CrashedError(Exception):

@@ -74,12 +74,31 @@ class Weather:
     rate: float = math.inf
 
 
+class Desk:
+    """The scheduler's socket, where processes follow one another: while none is there, connections wait for the next one."""
+
+    def __init__(self) -> None:
+        self.away = False
+        self.process = 0  # which one is there, or comes next
+        self.waiting: list[Callable[[], None]] = []
+
+    def leave(self) -> None:
+        self.away, self.process = True, self.process + 1
+
+    def back(self) -> None:
+        self.away = False
+        waiting, self.waiting = self.waiting, []
+        for connect in waiting:
+            connect()
+
+
 class Network:
     def __init__(self, clock: Clock, rng: random.Random, weather: Weather) -> None:
         self.clock, self.rng, self.weather = clock, rng, weather
         self.lines: list[Any] = []  # everything that may be cut
         self.lost = self.repeated = self.cuts = 0
         self.repeating = False  # what is delivered just now is a repeat
+        self.desk = Desk()
         self.carried = 0  # bytes of payloads of pushes and results that were put on connections, whole or not
 
     def delay(self) -> float:

@@ -67,7 +67,8 @@ class Scenario:
     cut_every_s: float = 0.02
     crashes: int = 0  # of servers' processes, once steps are under way
     crash_every_s: float = 0.05
-    restart_s: float = 0.2  # until the next process of a server begins, on average
+    restart_s: float = 0.2  # until the next process of a server, or of the scheduler, begins, on average
+    scheduler_crashes: int = 0  # of the scheduler's process, from the job's first moment
     cuts_early: bool = False  # from the start, and not only when steps are under way
     publishes: bool = False  # ranks tell each other where they are before the first step
     weather: Weather = field(default_factory=Weather)
@@ -145,12 +146,15 @@ class World:
         self._arrived: dict[int, int] = {}
         self._cuts_left, self._crashes_left = scenario.cuts, scenario.crashes
         self.crashes = 0
+        self._scheduler_crashes_left = scenario.scheduler_crashes
         self._stuck_s = STUCK_S + 1e7 / scenario.weather.rate
         self._barrier_after = [self.rng.random() < scenario.barriers for _ in range(scenario.steps)]
         self.scheduler = SimScheduler(self)
         self.servers = [SimServer(self, index) for index in range(scenario.servers)]
         self.workers = [SimWorker(self, node) for node in range(scenario.workers)]
         self._cutting = False
+        if scenario.scheduler_crashes:
+            self.clock.after(self._until_crash(), self._crash_scheduler)
         if scenario.cuts_early:
             self.begin_cuts()
 
@@ -278,6 +282,21 @@ class World:
             return False
         self._crashes_left -= 1
         return True
+
+    def scheduler_crashes_here(self) -> bool:
+        """Whether the scheduler's process ends in the middle of what it does now."""
+        if not self._scheduler_crashes_left or self.scheduler.ended or self.network.desk.away or self.rng.random() > CRASH_IN_EFFECTS:
+            return False
+        self._scheduler_crashes_left -= 1
+        return True
+
+    def _crash_scheduler(self) -> None:
+        if self._scheduler_crashes_left and not self.scheduler.ended:
+            begun = self.scheduler.state.agreements is not None or self.rng.random() < CRASH_AT_BEGIN
+            if begun and not self.network.desk.away:
+                self._scheduler_crashes_left -= 1
+                self.scheduler.crash()
+            self.clock.after(self._until_crash(), self._crash_scheduler)
 
     def _may_crash(self) -> bool:
         """A server that ends once the workers have left is not started again."""

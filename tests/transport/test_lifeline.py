@@ -53,12 +53,39 @@ def test_on_its_own_host_a_silent_one_that_lives_is_named_ever_more_rarely_and_n
 
 
 def test_a_process_that_is_gone_is_known_at_once_but_its_last_words_are_heard_first() -> None:
-    watched = Watched(alive=False)
+    watched = Watched(alive=False, refused=True)
     watched.life.hear(watched.now)
     assert watched.wait(1.25) == []
     (sign,) = watched.wait(1)
     assert sign.gone
     assert "its process has ended" in sign.text
+
+
+@pytest.mark.parametrize("returns", [True, False])
+def test_another_process_is_waited_for_while_somebody_listens_for_it_or_it_was_announced(returns: bool) -> None:
+    watched = Watched(alive=False, refused=returns)
+    watched.life.returns = returns
+    watched.life.hear(watched.now)
+    said = watched.wait(DEAD_S - 1)
+    assert "its process has ended, and another is waited for, 60 s at most (PSGC_DEAD_S)" in said[0].text
+    assert not any(sign.gone for sign in said)
+    assert "no other has followed within 60 s (PSGC_DEAD_S)" in watched.wait(2)[-1].text
+
+
+def test_the_process_that_follows_is_the_one_that_counts() -> None:
+    watched = Watched(alive=False)
+    watched.wait(DEAD_S - 1)
+    watched.alive = True
+    watched.life.hear(watched.now)
+    assert watched.wait(SILENCE_S - 1) == []
+
+
+def test_elsewhere_one_that_was_announced_is_waited_for_though_nobody_listens() -> None:
+    watched = Watched(refused=True)
+    watched.life.returns = True
+    watched.life.connection(False, watched.now)
+    assert not any(sign.gone for sign in watched.wait(DEAD_S - 1))
+    assert watched.wait(2)[-1].gone
 
 
 def test_elsewhere_a_machine_that_says_that_nobody_listens_ends_it() -> None:

@@ -1,7 +1,8 @@
 """How a worker or server finds out whether the scheduler is alive, and when it gives the scheduler up. Pure: ``now`` is passed in.
 
 On the scheduler's own host only a process that is gone is dead; one that is stopped or busy is named and waited for, because steps go on
-without it. From another host, only its messages and the connection show whether it is alive.
+without it. From another host, only its messages and the connection show whether it is alive. A scheduler that is dead may be followed by another process:
+whoever starts that one holds its listening socket, or has said that it comes (``returns``); then it is waited for.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class Lifeline:
     began: float
     refused: Callable[[float], bool]
     alive: Callable[[], bool | None] = lambda: None
+    returns: bool = False  # another process may follow the scheduler though nobody listens at its address meanwhile
     up: bool = False  # the connection
     answered: float = float("-inf")  # when the scheduler last said something, or the connection was made
     last_seen: float = field(init=False)
@@ -69,11 +71,16 @@ class Lifeline:
         self._allow_for_absence(now)
         quiet = now - self.last_seen
         alive = self.alive()
-        if alive is False and quiet > LAST_WORDS_S:
+        dead = alive is False and quiet > LAST_WORDS_S
+        if dead and not self.returns and self.refused(now):
             return self._gone("is gone: its process has ended; look at its log for why")
+        if dead and quiet > self.dead_s:
+            return self._gone(
+                f"is gone: its process has ended, and no other has followed within {quiet:.0f} s (PSGC_DEAD_S); look at its launcher"
+            )
         if alive is None:
             down = 0.0 if self.up else now - self.down_since
-            if down > self.silence_s and self.refused(now):
+            if down > self.silence_s and not self.returns and self.refused(now):
                 return self._gone(
                     f"is gone: its connection broke {down:.0f} s ago and nobody listens there; look at its log for why it ended"
                 )
@@ -87,7 +94,11 @@ class Lifeline:
         if not self._named.due(now, self.silence_s):
             return None
         prospect = (
-            "its process is stopped or busy, and is waited for" if alive else f"after {self.dead_s:.0f} s it counts as dead (PSGC_DEAD_S)"
+            "its process is stopped or busy, and is waited for"
+            if alive
+            else f"its process has ended, and another is waited for, {self.dead_s:.0f} s at most (PSGC_DEAD_S)"
+            if dead
+            else f"after {self.dead_s:.0f} s it counts as dead (PSGC_DEAD_S)"
         )
         return Sign(f"the scheduler at {self.endpoint} has said nothing for {quiet:.0f} s; {prospect}")
 

@@ -40,6 +40,7 @@ class ControlKeys:
     member_secret: bytes
 
 
+@cache
 def root_of(job: int, token: str) -> bytes:
     """What the job's keys are derived from; slow on purpose."""
     return hashlib.pbkdf2_hmac("sha256", token.encode(), b"psgc/1 control, job %d" % job, ROUNDS)

@@ -1,0 +1,96 @@
+"""The undisturbed run, the disturbed one, and the report on both."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from psgc.launch.chaos.promises import broken, fatal, reference_of
+from psgc.launch.chaos.recovery import bars, summary
+from psgc.launch.chaos.running import Blow, Running, can_touch_connections
+from psgc.launch.chaos.schedule import Event
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Of one check. events: how many were asked for; ends: why the job was to end, by policy; untouched: why connections were left alone."""
+
+    seed: int
+    events: int
+    blows: Sequence[Blow]
+    broken: Sequence[str]
+    ends: str = ""
+    untouched: str = ""
+
+    def times(self) -> dict[str, list[float]]:
+        """Seconds until the job had gone on, by kind and role."""
+        found: dict[str, list[float]] = {}
+        for blow in self.blows:
+            if blow.recovered_s is not None:
+                found.setdefault(f"{blow.event.kind} {blow.event.role}", []).append(blow.recovered_s)
+        return dict(sorted(found.items()))
+
+    def to_json(self) -> dict[str, Any]:
+        blows = [{**asdict(blow.event), "name": blow.name, "at_s": blow.at_s, "recovered_s": blow.recovered_s} for blow in self.blows]
+        recovery = {what: summary(times) for what, times in self.times().items()}
+        return {
+            "seed": self.seed, "events": self.events, "happened": len(self.blows), "ends": self.ends, "untouched": self.untouched, "broken": list(self.broken),
+            "blows": blows, "recovery": recovery,
+        }  # fmt: skip
+
+    def lines(self) -> list[str]:
+        """For people."""
+        lines = [f"seed {self.seed}: {len(self.blows)} of {self.events} events happened"]
+        if self.untouched and len(self.blows) < self.events:
+            lines.append(f"no connection was cut or slowed: {self.untouched}")
+        if len(self.blows) < self.events and not self.ends:
+            lines.append("the job ended before the others: have it take more steps")
+        for what, times in self.times().items():
+            lines += [
+                f"went on after {what}: {len(times)} times, median {sorted(times)[len(times) // 2]:.2f} s, longest {max(times):.2f} s",
+                *bars(times),
+            ]
+        if self.broken:
+            return [*lines, *(f"BROKEN: {text}" for text in self.broken)]
+        kept = (
+            f"it ended, as it should ({self.ends}), with a line that says why"
+            if self.ends
+            else "results are those of the undisturbed run, bit for bit"
+        )
+        return [*lines, f"kept: {kept}; nothing is left"]
+
+
+def check(
+    command: Sequence[str], events: Sequence[Event], seed: int, progress: re.Pattern[str], result: re.Pattern[str], limit_s: float, say: Callable[[str], None],
+) -> Report:  # fmt: skip
+    """Run the job undisturbed, then with these events. Raises UsageError for a job that cannot be checked."""
+    untouched = can_touch_connections()
+    if untouched and any(event.kind in ("cut", "slow") for event in events):
+        say(f"no connection will be cut or slowed: {untouched}")
+    say("the undisturbed run")
+    reference = reference_of(Running(command, progress, limit_s, say).through(()).run, result)
+    say(f"the run with {len(events)} events of seed {seed}")
+    running = Running(command, progress, limit_s, say, connected=not untouched)
+    outcome = running.through([event for event in events if not untouched or event.kind not in ("cut", "slow")])
+    ends = fatal(outcome.killed, os.environ)
+    shrinks = "worker" in outcome.killed and os.environ.get("PSGC_ON_WORKER_LOSS", "").strip() == "shrink"
+    found = broken(outcome.run, reference, result, ends, shrinks)
+    if outcome.stuck:
+        found.insert(0, outcome.stuck)
+    if found:
+        for line in running.last_lines:
+            say(f"  {line}")
+    return Report(seed, len(events), outcome.blows, found, ends, untouched)
+
+
+def described(event: Event) -> str:
+    """An event, for people."""
+    lasts = f" for {event.for_s:g} s" if event.for_s else ""
+    rate = f" to {event.rate} bytes a second" if event.rate else ""
+    after = "with the last one" if event.together else "when the job goes on"
+    return (
+        f"event {event.number}: {event.pause_s:g} s later, {after}: {event.kind} a {event.role} ({event.member:.3f} of them){lasts}{rate}"
+    )

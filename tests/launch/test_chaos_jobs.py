@@ -1,0 +1,95 @@
+"""Real jobs, whose members are killed, stopped, cut off and slowed: promises are kept, and where one is broken that is said."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from psgc.launch.chaos.running import can_touch_connections
+from tests.launch.conftest import Launched
+
+JOB = [sys.executable, str(Path(__file__).parent.parent / "jobs" / "lost_server.py")]
+
+
+def chaos(launched: Launched, *arguments: str, job: list[str], run: tuple[str, ...] = (), **env: str) -> tuple[int, dict[str, Any], str]:
+    popen = launched.python(
+        "-m", "psgc.launch", "chaos", "--json", *arguments, "--", sys.executable, "-m", "psgc.launch", "run", *run, "--", *job, **env
+    )
+    status, out, err = launched.end(popen)
+    return status, json.loads(out) if out else {}, err
+
+
+@pytest.mark.skipif(bool(can_touch_connections()), reason=f"no duplicates of sockets: {can_touch_connections()}")
+def test_a_job_keeps_its_promises_whatever_happens_to_its_services(launched: Launched) -> None:
+    status, report, err = chaos(
+        launched, "--seed", "7", "--events", "8", "--every", "0.2", job=[*JOB, "500", "int8", "optimizer", "0.01"], PSGC_TRANSPORT="tcp"
+    )
+    assert status == 0, err
+    assert report["broken"] == []
+    assert report["happened"] >= 4
+    assert {blow["kind"] for blow in report["blows"]} > {"kill"}
+    assert sum(found["count"] for found in report["recovery"].values()) >= 3
+
+
+def test_a_job_that_ends_by_its_policy_is_one_that_keeps_it(launched: Launched) -> None:
+    status, report, err = chaos(
+        launched, "--seed", "1", "--events", "3", "--every", "0.2", "--kinds", "kill", "--roles", "server", job=[*JOB, "300", "none", "optimizer", "0.01"],
+        PSGC_ON_SERVER_LOSS="stop",
+    )  # fmt: skip
+    assert status == 0, err
+    assert report["ends"] == "PSGC_ON_SERVER_LOSS=stop"
+    assert report["happened"] == 1
+
+
+def test_a_worker_that_is_killed_ends_the_job_and_that_is_kept_too(launched: Launched) -> None:
+    status, report, err = chaos(
+        launched, "--events", "1", "--every", "0.2", "--kinds", "kill", "--roles", "worker", job=[*JOB, "300", "none", "optimizer", "0.01"]
+    )
+    assert status == 0, err
+    assert report["ends"] == "a worker's death ends the job"
+
+
+UNSTEADY = """
+import os, sys
+from pathlib import Path
+sys.argv = ["job", "100", "none", "optimizer", "0.01"]
+import psgc.torch as psgc
+mark = Path(os.environ["ONCE"])
+exec(Path(%r).read_text().replace('found = hashlib.sha256()', 'found = hashlib.sha256(b"other" if mark.exists() else b"")'))
+mark.touch()
+"""
+
+
+def test_results_that_differ_are_a_broken_promise(launched: Launched, tmp_path: Path) -> None:
+    script = tmp_path / "unsteady.py"
+    script.write_text(UNSTEADY % JOB[1])
+    status, report, err = chaos(
+        launched, "--events", "1", "--every", "0.1", "--kinds", "stop", job=[sys.executable, str(script)], ONCE=str(tmp_path / "mark")
+    )
+    assert status == 1, err
+    assert report["broken"][0].startswith("results differ: undisturbed found ")
+    assert err.strip().splitlines()[-1].startswith("psgc chaos: seed 0: results differ")
+
+
+def test_what_is_no_job_to_check_is_wrong_usage(launched: Launched) -> None:
+    status, _, err = chaos(launched, job=[sys.executable, "-c", "print('step 1')"])
+    assert status == 2, err
+    assert "fits no line of the job's output" in err
+    for arguments, words in (
+        (("--every", "0"), "--every 0: expected more than 0"),
+        (("--result", "(", "--", "true"), "no regular expression"),
+        ((), "no job given"),
+    ):
+        popen = launched.python("-m", "psgc.launch", "chaos", *arguments)
+        status, _, err = launched.end(popen)
+        assert (status, words in err) == (2, True), err
+
+
+def test_the_schedule_alone_is_printed_on_request(launched: Launched) -> None:
+    status, out, _ = launched.end(launched.python("-m", "psgc.launch", "chaos", "--schedule", "--seed", "7", "--events", "3"))
+    assert status == 0
+    assert [line.partition(":")[0] for line in out.splitlines()] == ["event 0", "event 1", "event 2"]
