@@ -27,7 +27,7 @@ class Sending:
 
     def __init__(self, credit: Credit) -> None:
         self._credit = credit
-        self._waiting: list[tuple[int, int, PartState]] = []  # heap of (-priority, sequence, part)
+        self._waiting: list[tuple[int, int, int, PartState]] = []  # heap of (-priority, position, sequence, part)
         self._sequence = 0
         self.windows: dict[int, int] = {}  # layout -> limit
         self.queues = False  # whether payloads wait in the connection's queue, and ``departed`` tells when one has left it
@@ -50,17 +50,19 @@ class Sending:
         self.queues, self.unsent = queues, 0
 
     def put(self, part: PartState) -> None:
-        """The part's payload is there."""
+        """The part's payload is there. Of equal priorities the one leaves first that comes first in its layout, so that a server has the same parts from
+        every rank, though encoding may end in another order on each."""
         self._sequence += 1
-        heapq.heappush(self._waiting, (0 if self._credit.parts == 0 else -part.priority, self._sequence, part))
+        order = (0, 0) if self._credit.parts == 0 else (-part.priority, part.place.position)
+        heapq.heappush(self._waiting, (*order, self._sequence, part))
 
     def admit(self) -> list[PartState]:
         """The parts that leave now, the highest priority first."""
         admitted: list[PartState] = []
-        outside: list[tuple[int, int, PartState]] = []
+        outside: list[tuple[int, int, int, PartState]] = []
         while self._waiting:
             entry = heapq.heappop(self._waiting)
-            part = entry[2]
+            part = entry[3]
             if part.ticket >= self.windows.get(part.place.layout, 0):
                 outside.append(entry)
                 continue

@@ -41,6 +41,7 @@ PARTS_IN_FLIGHT: Final = 32  # parts in flight at once, to measure the cost of e
 WARM_UP, LEAST_ROUNDS, ROUNDS, BARRIERS = 3, 5, 25, 100
 GROUP_ROUNDS: Final = 15  # the same number on every rank, whatever they take: each waits for the others
 BUDGET_S: Final = 3.0  # for each median; on a slow link fewer rounds fit
+PAUSE_S: Final = 0.01  # before each round: a job's threads have computed or waited since their last message, too, and their caches are cold
 PART_BYTES: Final = 4 << 20
 MOST_GBPS: Final = 1000.0  # a faster link cannot be told from the copies and sums of the bytes (shared memory)
 
@@ -135,7 +136,7 @@ def group_main() -> None:
         specs = tuple(TensorSpec(f"{len(sizes)}.{index}.{numel}", (numel,), "float32") for index, numel in enumerate(sizes))
         exchange = TensorExchange(session, Declaration(f"of {sizes}", "adhoc", specs, "none", True, part_bytes=PART_BYTES, fuse_bytes=0))
         tensors = [torch.ones(numel) for numel in sizes]
-        return _times(lambda: exchange.run(tensors), GROUP_ROUNDS, GROUP_ROUNDS)
+        return _times(lambda: exchange.run(tensors), GROUP_ROUNDS, GROUP_ROUNDS, after_pause(session.barrier))
 
     found = Trips(
         _times(session.barrier, BARRIERS, BARRIERS),
@@ -219,15 +220,26 @@ def _parts(session: Session, sizes: Sequence[int]) -> Spread:
     many = len(sizes)
     specs = [TensorSpec(f"{many}.{index}.{numel}", (numel,), "float32") for index, numel in enumerate(sizes)]
     parts = [(Declaration(spec.name, "adhoc", (spec,), "none", True, part_bytes=PART_BYTES), _Array(spec.numel)) for spec in specs]
-    return _times(lambda: session.wait([session.submit_named(declaration, buffer) for declaration, buffer in parts]), ROUNDS)
+    return _times(lambda: session.wait([session.submit_named(declaration, buffer) for declaration, buffer in parts]), ROUNDS, before=after_pause())
 
 
-def _times(run: Callable[[], object], rounds: int, least: int = LEAST_ROUNDS) -> Spread:
-    """Times in microseconds over ``rounds`` rounds, or fewer, but at least so many, if they take longer than BUDGET_S."""
+def after_pause(meet: Callable[[], object] = lambda: None) -> Callable[[], None]:
+    """What comes before a round that is to find threads as a job's step finds them. meet: after the pause, since ranks do not wake at the same moment."""
+
+    def wait() -> None:
+        time.sleep(PAUSE_S)
+        meet()
+
+    return wait
+
+
+def _times(run: Callable[[], object], rounds: int, least: int = LEAST_ROUNDS, before: Callable[[], object] = lambda: None) -> Spread:
+    """Times in microseconds over ``rounds`` rounds, or fewer, but at least so many, if they take longer than BUDGET_S. before: done before each."""
     for _ in range(WARM_UP):
         run()
     times, end = list[float](), time.perf_counter() + BUDGET_S
     while len(times) < least or (len(times) < rounds and time.perf_counter() < end):
+        before()
         begun = time.perf_counter()
         run()
         times.append(time.perf_counter() - begun)

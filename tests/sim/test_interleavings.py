@@ -107,6 +107,18 @@ def test_over_a_link_of_any_speed_each_payload_is_sent_once(slower: int, seed: i
         assert worker.client.rate == pytest.approx(weather.rate, rel=0.6), "20 ms of jitter in 100 ms, at the least"
 
 
+@pytest.mark.parametrize(("credit_parts", "order"), [(-1, [0, 1, 2, 3]), (0, [2, 3, 0, 1])])
+def test_parts_of_one_bucket_leave_in_the_order_that_they_have_everywhere(credit_parts: int, order: list[int]) -> None:
+    """Whichever a rank has encoded first: a server answers when it has a part from all. With a credit of 0, first come, first served."""
+    client = Client(0, job=1, epoch=1, server_count=1, credit_parts=credit_parts)
+    client.parts = {key: PartState(PartPlace(key, 0, 1, 0, key, 10, 0, f"t{key}"), 7) for key in range(4)}
+    client.connected(0, 0.0, queues=False)
+    submitted = [action for key in (2, 3, 0, 1) for action in client.submit(key, 0.0, 10)]
+    assert submitted == [], "the window is not open"
+    sent = client.receive(0, from_server(Kind.WINDOW, step=OPEN), None, 0.0)
+    assert [action.header.key for action in sent] == order
+
+
 def test_a_gradient_of_high_priority_waits_for_two_payloads_and_not_for_all_that_are_ready() -> None:
     client = Client(0, job=1, epoch=1, server_count=1)
     client.parts = {key: PartState(PartPlace(key, 0, 1, 0, key, 10, 0, f"t{key}"), key) for key in range(10)}

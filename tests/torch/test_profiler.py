@@ -13,7 +13,7 @@ from torch import nn
 import psgc.torch as psgc
 from psgc.errors import ConfigError, UsageError
 from psgc.plan.inputs.profile import load_profile
-from psgc.torch.gradients.profiler import WARM_UP, Recorder
+from psgc.torch.gradients.profiler import PAUSE_S, WARM_UP, Recorder
 
 
 class Net(nn.Module):
@@ -104,6 +104,31 @@ def test_of_several_backwards_the_last_makes_a_gradient_ready() -> None:
     (iteration,) = recorder.iterations(leave_out=0)
     assert iteration.ready_us == {"last": 0, "first": 7}
     assert (iteration.tail_us, iteration.forward_us) == (0, 43)
+
+
+def test_iterations_follow_a_pause_that_is_not_counted() -> None:
+    marks = iter(1000 * us for us in (0, 5, 6, 10, 30, 45, 50, 51, 60))
+    slept = list[float]()
+    recorder = Recorder(lambda: next(marks))
+    for _ in range(2):
+        recorder.ready("last")
+        recorder.ready("first")
+        recorder.leaving()
+        recorder.delivered() if recorder.complete == 0 else recorder.backward_over()
+        if recorder.complete == 1:
+            recorder.pause(0.02, slept.append)
+    assert slept == [0.02]
+    (iteration,) = recorder.iterations(leave_out=0)
+    assert (iteration.tail_us, iteration.forward_us) == (1, 50 - 10 - 15)
+
+
+def test_a_profile_is_of_iterations_after_pauses() -> None:
+    model, began = Net(), time.perf_counter()
+    profile = psgc.profile_model(model, lambda: model(torch.ones(1, 8)).sum().backward(), iterations=4, warm_up=0)
+    took_us = (time.perf_counter() - began) * 1e6
+    assert took_us >= 4 * PAUSE_S * 1e6
+    assert profile.forward_us is not None
+    assert profile.forward_us < took_us - 4 * PAUSE_S * 1e6, "the pauses are none of its time"
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

@@ -35,6 +35,9 @@ from psgc.worker.session import Session
 
 logger = logging.getLogger(__name__)
 WARM_UP: Final = 5  # the first iterations allocate, declare and compile
+# A step of a job waits for its network, and caches are cold then: on cores it computes for up to twice as long as one that follows another at once. So an
+# observed iteration on cores begins after a pause, too; longer ones were not found to change more.
+PAUSE_S: Final = 0.02
 Mark = Any  # nanoseconds of the host's clock, or an event of a CUDA stream
 Clock = Callable[[], Mark]
 
@@ -104,6 +107,13 @@ class Recorder:
         """Communication is over: what follows belongs to the next iteration."""
         self._end(self.clock())
 
+    def pause(self, seconds: float, sleep: Callable[[float], object] = time.sleep) -> None:
+        """Let caches grow cold before the next iteration, whose time this does not count in. Only with a host's clock."""
+        begun = self.clock()
+        sleep(seconds)
+        if self.complete:
+            self._marks[-2].delivered += self.clock() - begun
+
     def merge(self) -> None:
         """Make one iteration of all that were completed since the last time: its gradients are those of the last one, and what was before it was other work."""
         del self._marks[self._merged : max(self._merged, self.complete - 1)]
@@ -143,7 +153,7 @@ def profile_model(
     """When each gradient of ``model`` becomes ready, over ``iterations`` calls of ``step_fn``, after ``warm_up`` calls that do not count.
 
     step_fn: one iteration on this process alone: forward, backward and, for a true ``forward_us``, the optimizer's step and data. If it runs
-    backward several times, the last one counts. name: of the model; its class if left out. Outliers are left out (``psgc.plan.inputs.observed``);
+    backward several times, the last one counts. On a CPU each call follows a pause, as a job's steps follow a wait. name: of the model; its class if left out. Outliers are left out (``psgc.plan.inputs.observed``);
     what varies much is logged as a warning. On a GPU times are those of its stream, not of the hooks.
     Raises UsageError where there is nothing to observe.
     """
@@ -159,6 +169,8 @@ def profile_model(
         for _ in range(warm_up + iterations + 1):
             step_fn()
             recorder.backward_over()
+            if not sample.is_cuda:
+                recorder.pause(PAUSE_S)
     finally:
         for hook in hooks:
             hook.remove()
@@ -215,6 +227,8 @@ class JobObserver(Observer):
 
     def delivered(self) -> None:
         self._recorder.delivered()
+        if not self._sample.is_cuda:
+            self._recorder.pause(PAUSE_S)
         config = self._exchange.session.config
         if self._recorder.complete < WARM_UP + config.profile_iterations + 1:
             return
