@@ -99,7 +99,7 @@ class ServerState:
         if layout.id in self.retired:
             return []
         if layout.id not in self.windows:
-            budget = self.window_bytes if layout.kind == "plan" else sum(costs)
+            budget = self._room(layout, specs) if layout.kind == "plan" else sum(costs)
             for part, spec in enumerate(specs):
                 self.keys[spec.key] = _Key(KeyState(spec) if spec.rule is None else self._weights(spec, spec.rule), part)
             for key, of_key in kept.items():
@@ -109,6 +109,12 @@ class ServerState:
             steps = [self.keys[spec.key].state.step - 1 for spec in specs] if kept else []
             self.windows[layout.id] = Window(costs, budget, steps)
         return [self._window(peer, layout.id) for peer in self.ranks]
+
+    def _room(self, layout: Layout, specs: Sequence[KeySpec]) -> int:
+        """The payload bytes of steps under way that the layout's ranks may push."""
+        if not layout.ahead:
+            return self.window_bytes
+        return min(self.window_bytes, layout.ahead * max((len(spec.ranks) for spec in specs), default=1))
 
     def forget(self, layout: int) -> None:
         """The layout was retired in the time of a former process."""

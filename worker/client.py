@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from psgc.errors import LocalProtocolError, RemoteProtocolError
 from psgc.layout import Layout, key_text
+from psgc.layout.speed import UNKNOWN, Speed
 from psgc.processes.reminder import LONGEST_S, Reminder
 from psgc.wire.frames import SERVER_SENDER, Flag, Header, Kind
 from psgc.wire.messages import ErrorCode, Notice, decode_body
@@ -73,7 +74,7 @@ class Transferred:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """All servers' connections have been measured; ``Client.rate`` is now known."""
+    """All servers' connections have been measured; ``Client.speed`` is now known."""
 
 
 Action = Transmit | Result | Failed | Greet | Transferred | Measured
@@ -197,10 +198,11 @@ class Client:
         return sum(state.sending.in_flight for state in self.servers)
 
     @property
-    def rate(self) -> int:
-        """Bytes a second of the slowest connection that has been measured; 0 if none has been."""
-        rates = [state.pace.rate for state in self.servers if state.pace is not None and state.pace.done]
-        return max(1, int(min(rates))) if rates and min(rates) < math.inf else 0
+    def speed(self) -> Speed:
+        """What the slowest connections that have been measured have."""
+        paces = [state.pace for state in self.servers if state.pace is not None and state.pace.done]
+        rate = min((pace.rate for pace in paces), default=math.inf)
+        return Speed(max(1, int(rate)), int(1e6 * max(pace.round_trip_s for pace in paces))) if rate < math.inf else UNKNOWN
 
     def receive(self, server: int, header: Header, payload: Any, now: float) -> list[Action]:
         """Handle one message from a server. Repeats and answers that are out of date are dropped. Raises RemoteProtocolError for a message that

@@ -18,6 +18,7 @@ import zmq
 from psgc.config import Config
 from psgc.errors import RemoteProtocolError
 from psgc.layout import Declaration, Layout
+from psgc.layout.speed import UNKNOWN, Speed
 from psgc.program.agenda import Turn, Use
 from psgc.transport.control.dealer import Dealer
 from psgc.transport.control.lifeline import Lifeline, Sign
@@ -100,13 +101,13 @@ class Coordinator:
         """Ask to join."""
         self._line.send(Kind.REGISTER, self._admission.request())
 
-    def declare(self, declaration: Declaration, then: Callable[[Layout], None], rate: int = 0) -> None:
+    def declare(self, declaration: Declaration, then: Callable[[Layout], None], speed: Speed = UNKNOWN) -> None:
         """See ``Requests``; a name that has a layout is not declared again."""
         layout = self._job.layouts.get(declaration.name)
         if layout is not None:
             then(layout)
         else:
-            self.requests.declare(declaration, then, rate)
+            self.requests.declare(declaration, then, speed)
 
     def tell(self, text: str) -> None:
         """Have the scheduler log what this worker awaits, and tell the other members."""

@@ -289,8 +289,8 @@ class Network(threading.Thread):
                 self.failed(text)
 
     def _declare(self, declaration: Declaration, then: Callable[[Layout], None]) -> None:
-        """When the connections have been measured: the scheduler cuts parts by the slowest rate."""
-        self._push_pull.with_rate(lambda rate: self._coordinator.declare(declaration, then, rate))
+        """When the connections have been measured: the scheduler cuts parts by the slowest."""
+        self._push_pull.with_speed(lambda speed: self._coordinator.declare(declaration, then, speed))
 
     def _barrier(self, number: int, passed: threading.Event, layout: int) -> None:
         if not self.outcome.failed:

@@ -14,6 +14,7 @@ from typing import Any
 
 from psgc.config import Config
 from psgc.layout import Bucket, Layout
+from psgc.layout.speed import Speed
 from psgc.observe.worker_trace import WorkerTrace
 from psgc.transport.memory.segment import Place
 from psgc.wire.frames import Header, Kind
@@ -43,7 +44,7 @@ class PushPull:
         self.connections = ServerConnections(config, trace, owner, self._apply, self._posted)
         self.client: Client | None = None
         self.contributions = Contributions()
-        self._unmeasured: list[Callable[[int], None]] = []  # calls that wait until the connections have been measured
+        self._unmeasured: list[Callable[[Speed], None]] = []  # calls that wait until the connections have been measured
 
     def begin(self, topology: Topology, began: float) -> None:
         """Everyone is there: connect to the servers. began: when this worker began to join the job."""
@@ -70,10 +71,10 @@ class PushPull:
         if not self._owner.outcome.failed and any(True for _ in layout.served.parts()):
             self.connections.send_to_all(Kind.RETIRE, layout.id)
 
-    def with_rate(self, call: Callable[[int], None]) -> None:
-        """Call it with the rate of the slowest connection in bytes/s, once that has been measured."""
+    def with_speed(self, call: Callable[[Speed], None]) -> None:
+        """Call it with the speed of the slowest connection, once that has been measured."""
         if self.client is not None and self.client.measured:
-            call(self.client.rate)
+            call(self.client.speed)
         else:
             self._unmeasured.append(call)
 
@@ -147,10 +148,10 @@ class PushPull:
 
     def _measured(self) -> None:
         assert self.client is not None
-        logger.info("connections measured bytes_per_s=%d", self.client.rate)
+        logger.info("connections measured bytes_per_s=%d round_trip_us=%d", *self.client.speed)
         waiting, self._unmeasured = self._unmeasured, []
         for call in waiting:
-            call(self.client.rate)
+            call(self.client.speed)
 
     @staticmethod
     def _transferred(transfer: Transfer) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from psgc.layout import Declaration, Layout
+from psgc.layout.speed import Speed
 from psgc.program.agenda import Agenda, Turn, Use
 from psgc.wire.frames import Kind
 from psgc.wire.messages import Declare, Lookup, Published, encode_body, pack
@@ -24,12 +25,12 @@ class Send(Protocol):
 
 @dataclass(slots=True)
 class _Declared:
-    """A declared name that has no layout yet. digest: the message's body; rate: as in ``Requests.declare``; then: who waits for the layout."""
+    """A declared name that has no layout yet. digest: the message's body; speed: as in ``Requests.declare``; then: who waits for the layout."""
 
     request: int
     declaration: Declaration
     digest: bytes
-    rate: int
+    speed: Speed
     then: list[Callable[[Layout], None]] = field(default_factory=list)
 
 
@@ -61,14 +62,14 @@ class Requests:
         self._count += 1
         return self._count
 
-    def declare(self, declaration: Declaration, then: Callable[[Layout], None], rate: int) -> None:
-        """rate: bytes a second of this rank's slowest connection to a server; 0 if none has been measured."""
+    def declare(self, declaration: Declaration, then: Callable[[Layout], None], speed: Speed) -> None:
+        """speed: of this rank's slowest connection to a server."""
         declared = self._declared.get(declaration.name)
         if declared is None:
             digest = encode_body(Declare(declaration.name, declaration.digest(), declaration.unused))
-            declared = self._declared[declaration.name] = _Declared(self._number(), declaration, digest, rate)
+            declared = self._declared[declaration.name] = _Declared(self._number(), declaration, digest, speed)
             self._by_request[declared.request] = declared
-            self._send(Kind.DECLARE, declared.digest, plan=declared.request, step=rate)
+            self._send(Kind.DECLARE, declared.digest, plan=declared.request, step=speed.rate, key=speed.round_trip_us)
         declared.then.append(then)
 
     def declare_whole(self, request: int) -> None:
@@ -154,7 +155,7 @@ class Requests:
         if self._has_state:
             self._send(Kind.STATE, key=1)
         for declared in self._declared.values():
-            self._send(Kind.DECLARE, declared.digest, plan=declared.request, step=declared.rate)
+            self._send(Kind.DECLARE, declared.digest, plan=declared.request, step=declared.speed.rate, key=declared.speed.round_trip_us)
         for layout, number in self._barriers:
             self._send(Kind.BARRIER, plan=layout, step=number)
         for use in self._agenda.unanswered:

@@ -220,7 +220,9 @@ def _parts(session: Session, sizes: Sequence[int]) -> Spread:
     many = len(sizes)
     specs = [TensorSpec(f"{many}.{index}.{numel}", (numel,), "float32") for index, numel in enumerate(sizes)]
     parts = [(Declaration(spec.name, "adhoc", (spec,), "none", True, part_bytes=PART_BYTES), _Array(spec.numel)) for spec in specs]
-    return _times(lambda: session.wait([session.submit_named(declaration, buffer) for declaration, buffer in parts]), ROUNDS, before=after_pause())
+    return _times(
+        lambda: session.wait([session.submit_named(declaration, buffer) for declaration, buffer in parts]), ROUNDS, before=after_pause()
+    )
 
 
 def after_pause(meet: Callable[[], object] = lambda: None) -> Callable[[], None]:

@@ -19,6 +19,7 @@ from psgc.layout.contributions import Piece, in_order, keys_of_pieces, pieces_of
 from psgc.layout.machines import Machines
 from psgc.layout.placement import Excess, Load, Placement, servers_in_turn, total_of, work_of
 from psgc.layout.records import ITEM_BYTES, MAX_LAYOUTS, NO_SERVER, OF_MODELS, Bucket, BucketSpec, Declaration, Layout, Part, make_key
+from psgc.layout.speed import UNKNOWN, Speed
 from psgc.layout.update_rule import UpdateRule
 from psgc.program.ranks import Ranks
 from psgc.wire.frames import MAX_PAYLOAD_BYTES
@@ -44,6 +45,12 @@ LEAST_LEVELLING_BYTES: Final = 64 << 10
 # tensors are cut only if the sums of one part would need more memory than this.
 WHOLE_BYTES: Final = 64 << 20
 UNCOMPRESSED: Final = "none"
+# Servers return a part's sum while later parts are pushed, so an exchange takes as long as all pushes and the last part's pull. On a slow connection parts take
+# this long, or a sixty-fourth of what a server has. Only with codecs whose results do not depend on how a tensor is cut: the others' would differ from run to
+# run, as the measured rate does.
+PIPELINED_PART_S: Final = 0.01
+MOST_PIPELINED: Final = 64
+CUT_ANYWHERE: Final = frozenset({"none", "bf16", "fp16"})
 # With CrossBarrier, the trainer waits for each bucket by itself. A part of such a bucket takes this long on the slowest connection, so that a more urgent
 # part waits no longer, and servers return a part's sum while the next part is being sent. The bucket lies on all servers in equal shares, so that all links
 # carry it at the same time. Parts are not so short, nor so many, that messages cost more than that gains.
@@ -70,6 +77,15 @@ def _message_bound(scheme: Scheme, numel: int) -> int:
     return max(max(pair.push.payload_bound(count), pair.pull.payload_bound(count)) for pair, count in pairs)
 
 
+def _pipelined_bytes(scheme: Scheme, dtype: str, part_bytes: int, rate: int, share: float) -> int:
+    """``part_bytes``, halved until a payload would take less than PIPELINED_PART_S. share: the bytes of gradients that a server has."""
+    nbytes = part_bytes // ITEM_BYTES[dtype]
+    least = max(PIPELINED_PART_S * rate, share / MOST_PIPELINED, MIN_PART_PAYLOAD_BYTES)
+    while nbytes > BLOCK and scheme.push_bound(nbytes // 2) >= least:
+        nbytes //= 2
+    return nbytes * ITEM_BYTES[dtype]
+
+
 def _parts_awaited(scheme: Scheme, numel: int, dtype: str, part_bytes: int, servers: int, rate: int) -> int:
     """The number of parts of a bucket that the trainer waits for by itself; 0: cut it like any other bucket. rate: bytes per second of the slowest
     connection; 0 for unlimited."""
@@ -85,16 +101,17 @@ def _parts_awaited(scheme: Scheme, numel: int, dtype: str, part_bytes: int, serv
 
 
 def build_layout(
-    declaration: Declaration, *, layout_id: int, servers: int, workers: int, used_by_all: frozenset[int] | None = None, rate: int = 0,
+    declaration: Declaration, *, layout_id: int, servers: int, workers: int, used_by_all: frozenset[int] | None = None, speed: Speed = UNKNOWN,
     ranks: Ranks | None = None, machines: Machines | None = None,
 ) -> Layout:  # fmt: skip
     """Fuse tensors into buckets, cut large buckets into parts, and spread the parts over ``servers``.
 
     If the declaration has buckets (from a plan), they are used as they are. Otherwise small tensors are fused in ready order. A tensor that is not
     in ``used_by_all`` (some rank had no gradient for it) gets a bucket of its own, so that its p.grad stays as it was if all ranks skip it. A bucket
-    of fewer than ``min_compress_bytes`` travels uncompressed. A part is small enough to take at most MOST_PART_S at ``rate``, the bytes a second
-    of the slowest connection (0: unlimited; AWAITED_PART_S if buckets are ``awaited_singly``), and of a plan's tensors it has at most a quarter of what
-    a server has of them on average (an eighth of many servers'), unless it would have fewer than LEAST_SHARE_BYTES.
+    of fewer than ``min_compress_bytes`` travels uncompressed. A part is small enough to take at most MOST_PART_S at the
+    ``speed`` of the slowest connection (AWAITED_PART_S if buckets are ``awaited_singly``; PIPELINED_PART_S with codecs that can be cut anywhere), and of a
+    plan's tensors it has at most a quarter of what a server has of them on average (an eighth of many servers'), unless it would have fewer than
+    LEAST_SHARE_BYTES.
 
     Parts are spread over the servers by their cost on ``machines`` (``placement``; None: unknown machines), unless a declared bucket names
     its parts' servers. If a machine would then have clearly more than its share, the last buckets are cut into smaller parts. ranks: the ranks of
@@ -113,7 +130,7 @@ def build_layout(
     turn = layout_id if declaration.turn < 0 else declaration.turn  # names of one part each, too, are spread over the servers
     hashed = HashPlacement.parse(declaration.hashed) if declaration.hashed and machines is not None else None
     machines = machines or Machines.alone(servers, workers)
-    part_bytes = _most_part_bytes(declaration, servers)
+    part_bytes, rate = _most_part_bytes(declaration, servers), speed.rate
     ranks = ranks or Ranks((1,) * workers)
     cut = [_sliced(declaration, index, spec, ranks, servers, part_bytes, rate) for index, spec in enumerate(specs)]
     places, beyond = _spread(cut, machines, turn, rate, hashed)
@@ -129,7 +146,17 @@ def build_layout(
     return in_order(Layout(
         layout_id, declaration.name, declaration.kind, declaration.mean, declaration.root, workers, tensors, buckets,
         max(declaration.seed, 0), declaration.stream or declaration.name, declaration.past_steps, turn, declaration.rule,
+        _ahead(cut, speed, servers) if declaration.kind == "plan" and servers else 0,
     ))  # fmt: skip
+
+
+def _ahead(cut: Sequence[_Slices], speed: Speed, servers: int) -> int:
+    """How far ahead of the sums each rank may push."""
+    pushed = (
+        (each.scheme, size) for each in cut for size in ([piece.hi - piece.lo for piece in each.pieces] if each.option else each.sizes)
+    )
+    payloads = [round_.pair.push.payload_bound(round_.numel) for scheme, size in pushed for round_ in scheme.rounds(size)]
+    return speed.ahead(max(payloads, default=0), sum(payloads) / servers)
 
 
 class _Slices(NamedTuple):
@@ -183,6 +210,9 @@ def _sliced(
         if declaration.awaited_singly and servers and not spec.parts and not spec.option:
             parts = _parts_awaited(scheme, sum(tensor.numel for tensor in tensors), dtype, part_bytes, servers, rate)
             spec = replace(spec, parts=parts if parts > 1 else 0)
+        elif rate and servers and declaration.kind in OF_MODELS and not spec.option and scheme.canonical in CUT_ANYWHERE:
+            share = sum(tensor.numel * ITEM_BYTES[tensor.dtype] for tensor in declaration.tensors) / servers
+            part_bytes = _pipelined_bytes(scheme, dtype, part_bytes, rate, share)
         sizes = _cut(spec, sum(tensor.numel for tensor in tensors), scheme, dtype, part_bytes, rate)
     except CodecError as error:
         raise CodecError(f"tensor {name!r}: {error}") from None

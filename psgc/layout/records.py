@@ -263,7 +263,7 @@ class Bucket:
 class Layout:
     """One declared set of tensors, fused and cut. Equal on every member: ``to_json`` is canonical. seed, stream, past_steps: of random
     streams and warm-ups: their step n is the layout's n-th step after ``past_steps``. turn: the server of the first part, modulo
-    their number. rule: as declared."""
+    their number. rule: as declared. ahead: bytes that each rank may push to a server ahead of its sums; 0: what the server has room for."""
 
     id: int
     name: str
@@ -278,6 +278,7 @@ class Layout:
     past_steps: int = 0
     turn: int = 0
     rule: str = field(default="", metadata=LEFT_OUT_IF_EMPTY)
+    ahead: int = field(default=0, metadata=LEFT_OUT_IF_EMPTY)
 
     @cached_property
     def number(self) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from psgc.errors import RemoteProtocolError
 from psgc.layout import Declaration
+from psgc.layout.speed import Speed
 from psgc.program.agenda import Turn, Use
 from psgc.scheduler.actions import Action, Keep, Send
 from psgc.scheduler.post import Post
@@ -116,7 +117,7 @@ class Agreements:
 
     def _declare(self, member: Member, header: Header, declare: Declare, now: float) -> list[Action]:
         before = self.declarations.layouts
-        name, ask = self.declarations.declare(member.rank, header.plan, declare, now, header.step)
+        name, ask = self.declarations.declare(member.rank, header.plan, declare, now, Speed(header.step, header.key))
         if name.ready and self.declarations.layouts == before:
             return [self._layout(member, name)]
         asked = (

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from psgc.errors import LayoutMismatch, RemoteProtocolError, UsageError
 from psgc.layout import MAX_LAYOUTS, Declaration, Layout, Machines, build_layout, compare
+from psgc.layout.speed import UNKNOWN, Speed
 from psgc.program.ranks import Ranks
 from psgc.wire.messages import Declare, ErrorCode, pack
 
@@ -90,7 +91,7 @@ class Name:
     asked: set[int] = field(default_factory=set)
     whole: dict[int, Declaration] = field(default_factory=dict)  # answers of ranks that were asked
     differing: tuple[int, int] | None = None  # the first two ranks found whose digests differ
-    rate: int = 0  # bytes a second of the slowest connection that a rank has measured; 0: none has
+    speed: Speed = UNKNOWN  # of the slowest connection that a rank has measured
     unused: set[int] = field(default_factory=set)  # tensors that some rank had no gradient for
     digest: str = ""  # of the declaration that the layout was built from
     layout: Layout | None = None
@@ -119,9 +120,9 @@ class Declarations:
         self._unready: dict[int, Name] = {}  # names whose layouts some servers do not serve yet
         self._again: dict[int, set[int]] = {}  # by server that began anew: layouts that it has served before and does not serve again yet
 
-    def declare(self, rank: int, request: int, declare: Declare, now: float, rate: int = 0) -> tuple[Name, list[int]]:
-        """A rank declares a name. Returns the ranks that are now to be asked for their whole declarations. rate: bytes a second of the rank's
-        slowest connection; 0: not known. Builds the layout if nothing else is missing."""
+    def declare(self, rank: int, request: int, declare: Declare, now: float, speed: Speed = UNKNOWN) -> tuple[Name, list[int]]:
+        """A rank declares a name. Returns the ranks that are now to be asked for their whole declarations. speed: of the rank's
+        slowest connection. Builds the layout if nothing else is missing."""
         name = self._names.get(declare.name)
         if name is None:
             name = Name(Gathering(f"the declaration of {declare.name!r}", self._size, now))
@@ -137,7 +138,7 @@ class Declarations:
         if name.digests.setdefault(rank, declare.digest) != declare.digest:
             raise RemoteProtocolError(f"rank {rank} declares {declare.name!r} again, and differently", ErrorCode.MALFORMED)
         name.unused.update(declare.unused)
-        name.rate = min(filter(None, (name.rate, rate)), default=0)
+        name.speed = name.speed.slower(speed)
         if other is not None and name.digests[other] != declare.digest and name.differing is None:
             name.differing = (min(rank, other), max(rank, other))
         wanted = {0, *(name.differing or ())}.intersection(name.digests).difference(name.whole)
@@ -254,7 +255,7 @@ class Declarations:
             raise UsageError(f"{declaration.name!r} is name number {layout_id}, at most {MAX_LAYOUTS - 1} can be declared; use names again")
         used = frozenset(range(len(declaration.tensors))).difference(name.unused) if declaration.kind == "plan" else None
         name.layout = build_layout(
-            declaration, layout_id=layout_id, servers=self._servers, workers=self._size, used_by_all=used, rate=name.rate,
+            declaration, layout_id=layout_id, servers=self._servers, workers=self._size, used_by_all=used, speed=name.speed,
             ranks=self._ranks, machines=self._machines,
         )  # fmt: skip
         name.text = pack(name.layout.to_json().encode())

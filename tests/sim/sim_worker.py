@@ -261,14 +261,14 @@ class SimWorker:
     def declare(self, declaration: Declaration) -> Ticket:
         ticket = Ticket(self)
         assert self.client is not None
-        self.coordinator.declare(declaration, lambda _: ticket.set(), self.client.rate)
+        self.coordinator.declare(declaration, lambda _: ticket.set(), self.client.speed)
         return ticket
 
     def submit_named(self, declaration: Declaration) -> Ticket:
         """Declare at first use, then submit, without waiting in between."""
         ticket = Ticket(self)
         assert self.client is not None
-        self.coordinator.declare(declaration, lambda layout: self._chain(self.submit(layout, 0), ticket), self.client.rate)
+        self.coordinator.declare(declaration, lambda layout: self._chain(self.submit(layout, 0), ticket), self.client.speed)
         return ticket
 
     def transfer(self, transfers: list[Transfer]) -> Ticket:

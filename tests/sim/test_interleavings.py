@@ -104,7 +104,7 @@ def test_over_a_link_of_any_speed_each_payload_is_sent_once(slower: int, seed: i
         assert parts > [3, 3, 2], "parts are smaller"
     for worker in world.workers:
         assert worker.client is not None
-        assert worker.client.rate == pytest.approx(weather.rate, rel=0.6), "20 ms of jitter in 100 ms, at the least"
+        assert worker.client.speed.rate == pytest.approx(weather.rate, rel=0.6), "20 ms of jitter in 100 ms, at the least"
 
 
 @pytest.mark.parametrize(("credit_parts", "order"), [(-1, [0, 1, 2, 3]), (0, [2, 3, 0, 1])])

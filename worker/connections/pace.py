@@ -34,6 +34,11 @@ class Pace:
         self._said = now
         return self._size
 
+    @property
+    def round_trip_s(self) -> float:
+        """Of an empty message, once ``done``."""
+        return self._empty_s
+
     def echoed(self, nbytes: int, now: float) -> None:
         """An echo has come; unless ``done``, call ``say`` for another."""
         if self.done or nbytes != self._size:

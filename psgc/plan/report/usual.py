@@ -5,6 +5,7 @@ from __future__ import annotations
 from psgc.config import Config
 from psgc.errors import PsgcError
 from psgc.layout import Declaration, TensorSpec, build_layout
+from psgc.layout.speed import Speed
 from psgc.plan.model.plan import PlannedBucket
 from psgc.plan.model.problem import Problem
 from psgc.plan.planfile.runtime import plan_of
@@ -23,10 +24,11 @@ def usual(problem: Problem, codec: str) -> tuple[PlannedBucket, ...] | None:
         "usual", "plan", tensors, codec, True, part_bytes=config.part_bytes, fuse_bytes=config.fuse_bytes,
         min_compress_bytes=config.min_compress_bytes, order=everything, used=everything,
     )  # fmt: skip
-    rate = int(min(cluster.inter.gbps, cluster.server_link.gbps) * BYTES_A_GBIT)
+    links = cluster.inter, cluster.server_link
+    speed = Speed(int(min(link.gbps for link in links) * BYTES_A_GBIT), int(2 * max(link.latency_us for link in links)))
     ranks = Ranks((cluster.gpus_per_node,) * cluster.nodes)
     try:
-        layout = build_layout(declaration, layout_id=0, servers=cluster.servers, workers=cluster.gpus, rate=rate, ranks=ranks)
+        layout = build_layout(declaration, layout_id=0, servers=cluster.servers, workers=cluster.gpus, speed=speed, ranks=ranks)
     except PsgcError:  # a codec that needs what this cluster has not
         return None
     buckets = plan_of(layout, on_gpu=profile.device == "cuda").buckets

@@ -153,8 +153,9 @@ def profile_model(
     """When each gradient of ``model`` becomes ready, over ``iterations`` calls of ``step_fn``, after ``warm_up`` calls that do not count.
 
     step_fn: one iteration on this process alone: forward, backward and, for a true ``forward_us``, the optimizer's step and data. If it runs
-    backward several times, the last one counts. On a CPU each call follows a pause, as a job's steps follow a wait. name: of the model; its class if left out. Outliers are left out (``psgc.plan.inputs.observed``);
-    what varies much is logged as a warning. On a GPU times are those of its stream, not of the hooks.
+    backward several times, the last one counts. On a CPU each call follows a pause, as a job's steps follow a wait. name: of the model; its class by
+    default. Outliers are left out (``psgc.plan.inputs.observed``); what varies much is logged as a warning. On a GPU times are those of its stream, not of
+    the hooks.
     Raises UsageError where there is nothing to observe.
     """
     if iterations < LEAST_ITERATIONS or warm_up < 0:
