@@ -228,6 +228,7 @@ def test_how_far_ranks_push_ahead_is_the_layouts_and_of_models_alone() -> None:
     assert Layout.from_json(layout.to_json()) == layout
     for kind in ("adhoc", "broadcast"):
         assert build_layout(replace(declaration, kind=kind, codec="none"), layout_id=1, servers=1, workers=2, speed=speed).ahead == 0
+    assert "ahead" not in build_layout(declaration, layout_id=1, servers=1, workers=2).to_json(), "as older versions have it"
 
 
 def test_a_layout_s_speed_is_the_slowest_of_its_ranks() -> None:

@@ -31,7 +31,7 @@ ITEM_BYTES: Final = {
 MAX_LAYOUTS: Final = 1 << 16
 NO_SERVER: Final = -1  # of a part that runs over groups of ranks
 _LEFT_OUT: Final = (
-    "servers", "option", "turns", "device", "keys", "contributors", "hashed", "rule", "awaited_singly", "members",
+    "servers", "option", "turns", "device", "keys", "contributors", "hashed", "rule", "awaited_singly", "members", "ahead",
 )  # where they are empty  # fmt: skip
 DEVICES: Final = ("", "gpu", "gpu/cpu", "cpu/gpu")  # of a bucket that every rank pushes
 OF_EACH_RANK: Final = ("order", "used")  # fields of a Declaration that ranks need not agree on

@@ -10,7 +10,7 @@ import secrets
 import signal
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from psgc.codecs import CodecPair, parse_codec
 from psgc.config import Config
 from psgc.errors import CodecError, PsgcError, RemoteProtocolError
 from psgc.layout.update_rule import UpdateRule
+from psgc.processes.addresses import listening_socket
 from psgc.processes.mailbox import Mailbox
 from psgc.server.syncer.state import Answer, Apply, Begin, Drop, Effect, Send, SyncerState, described, refused
 from psgc.server.syncer.tokens import Tokens
@@ -28,9 +29,10 @@ from psgc.transport.link import Link, Transport
 from psgc.transport.link_set import LinkSet
 from psgc.transport.memory.segment import Place
 from psgc.transport.pacing import PacedLink
+from psgc.transport.registry import FALLBACK
 from psgc.transport.security.gate import Gate
 from psgc.transport.security.handshake import NONCE_BYTES, ServerProof
-from psgc.transport.tcp import TcpListener
+from psgc.transport.selection import transport
 from psgc.transport.watch import Watch
 from psgc.wire.frames import SERVER_SENDER, Header, Kind
 from psgc.wire.learners import INITIAL, Enrol
@@ -65,8 +67,10 @@ class Syncer:
         if settings.save is not None and settings.save.exists():
             self._state = self._values.load(settings.save)
             logger.info("going on from %s: %s", settings.save, described(self._state.learners))
-        self._listener = TcpListener(settings.host, settings.port, config.dead_s)
-        self._gate = Gate([self._listener], self._proof)
+        listening = listening_socket(settings.port, settings.host)
+        self.port = int(listening.getsockname()[1])
+        named = replace(config, node_host=settings.host or "127.0.0.1")  # nobody is told the address: learners know it
+        self._gate = Gate([transport(FALLBACK).listen_with(named, listening)], self._proof)
         self._links = LinkSet(PacedLink.of(config.link_mbit, config.link_fd) if config.link_mbit else None)
         self._keys: dict[Link, bytes] = {}
         self._codecs: dict[Link, CodecPair] = {}
@@ -74,10 +78,6 @@ class Syncer:
         self._changed = False  # since it was saved
         self._saved_at = time.monotonic()
         self._ended = ""
-
-    @property
-    def port(self) -> int:
-        return self._listener.port
 
     def run(self) -> None:
         """Until a signal ends it. Raises PsgcError where it cannot save."""

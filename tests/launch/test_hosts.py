@@ -169,7 +169,7 @@ def await_line(popen: subprocess.Popen[str], words: str, count: int = 1) -> str:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_a_signal_and_a_lost_terminal_end_everything_everywhere(hosts: Sshd, number: int, status: int) -> None:
-    popen = hosts.run(["alpha", "beta"], command=[*JOB, *FOREVER], PSGC_ON_SERVER_LOSS="stop")
+    popen = hosts.run(["alpha", "beta"], command=[*JOB, *FOREVER], PSGC_ON_SERVER_LOSS="stop", PSGC_ON_SCHEDULER_LOSS="stop")
     await_line(popen, "joined job 0", 2)
     popen.send_signal(number)
     ended, _, err = hosts.launched.end(popen)
@@ -198,7 +198,9 @@ VICTIMS = {
 
 
 def kill_one(hosts: Sshd, victim: str, seed: int) -> tuple[int, str]:
-    popen = hosts.run(["alpha slots=2", "beta slots=2"], command=[*JOB, *FOREVER], PSGC_ON_SERVER_LOSS="stop")
+    popen = hosts.run(
+        ["alpha slots=2", "beta slots=2"], command=[*JOB, *FOREVER], PSGC_ON_SERVER_LOSS="stop", PSGC_ON_SCHEDULER_LOSS="stop"
+    )
     await_line(popen, "joined job 0", 4)
     if victim == "launcher":
         os.kill(popen.pid, signal.SIGKILL)

@@ -116,7 +116,14 @@ def slurm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         cluster.stop()
 
 
-SOON = {"PSGC_HEARTBEAT_S": "0.3", "PSGC_SILENCE_S": "1", "PSGC_ABORT_GRACE_S": "2", "OMP_NUM_THREADS": "1"}
+SOON = {
+    "PSGC_ON_SERVER_LOSS": "stop",
+    "PSGC_ON_SCHEDULER_LOSS": "stop",
+    "PSGC_HEARTBEAT_S": "0.3",
+    "PSGC_SILENCE_S": "1",
+    "PSGC_ABORT_GRACE_S": "2",
+    "OMP_NUM_THREADS": "1",
+}
 
 
 @pytest.mark.long

@@ -140,7 +140,7 @@ def test_a_process_joins_job_after_job_each_with_as_many_servers_as_asked_for(
 def kill_one(hosts: Callable[..., Hosts], victim: str, rng: random.Random) -> Hosts:
     """A job of two hosts with two workers each, of which one process is killed."""
     before = shared_memory()
-    group = hosts(2, 2, JOB, *FOREVER, PSGC_ON_SERVER_LOSS="stop")
+    group = hosts(2, 2, JOB, *FOREVER, PSGC_ON_SERVER_LOSS="stop", PSGC_ON_SCHEDULER_LOSS="stop")
     group.await_lines("^joined job 0 as rank . of 4$", 4)
     found = {
         "rank 0": [min(group.processes(f"-u {JOB}"))], "worker": group.processes(f"-u {JOB}"), "server": group.processes("role server"),

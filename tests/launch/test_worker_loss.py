@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.launch.test_server_loss import children
+from tests.launch.killing import children
 from tests.ports import free_port
 
 ROOT = Path(__file__).parent.parent.parent

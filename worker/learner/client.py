@@ -22,8 +22,9 @@ from psgc.transport.host import host_id
 from psgc.transport.link_set import LinkSet
 from psgc.transport.memory.segment import Place
 from psgc.transport.pacing import PacedLink
+from psgc.transport.registry import FALLBACK
 from psgc.transport.security.handshake import NONCE_BYTES, WorkerProof
-from psgc.transport.tcp import TRANSPORT
+from psgc.transport.selection import transport
 from psgc.transport.watch import Watch
 from psgc.wire.learners import Enrol, learner_key, learner_number
 from psgc.worker.connections.links import Route, ServerLink
@@ -42,14 +43,15 @@ class LearnerClient:
         self._talk = Conversation(enrol, initial)
         self._changed = threading.Condition()
         self._mailbox, self._watch = Mailbox(), Watch()
+        by = transport(FALLBACK)
         self._links = LinkSet(PacedLink.of(config.link_mbit, config.link_fd) if config.link_mbit else None)
         number = learner_number(enrol.name)
         key = learner_key(config.token, number)
 
         def proof() -> WorkerProof:
-            return WorkerProof(TRANSPORT.label, 0, 0, number, key, host_id(), secrets.token_bytes(NONCE_BYTES), encrypt=config.encrypt)
+            return WorkerProof(by.label, 0, 0, number, key, host_id(), secrets.token_bytes(NONCE_BYTES), encrypt=config.encrypt)
 
-        self._link = ServerLink(Route(0, TRANSPORT, at, False, TRANSPORT.dialer(at, config), proof), self._links)
+        self._link = ServerLink(Route(0, by, at, False, by.dialer(at, config), proof), self._links)
         self._number = number
         self._named: Reminder | None = Reminder(time.monotonic())  # while the connection is down
         self._down_since = time.monotonic()
