@@ -88,8 +88,13 @@ class ServerLink:
     @property
     def remedy(self) -> str:
         """Why the connection is not up, and how to mend it: the state of the present attempt, or how the last one ended."""
+        return self.route.remedy(self.trouble)
+
+    @property
+    def trouble(self) -> Trouble:
+        """Why the connection is not up."""
         silent = self._link is not None and not self._link.closed and self._link.reached
-        return self.route.remedy(Trouble(0, "it accepts connections and says nothing") if silent else self._last)
+        return Trouble(0, "it accepts connections and says nothing") if silent else self._last
 
     @property
     def up(self) -> bool:

@@ -104,8 +104,12 @@ class LearnerClient:
         down, limit = time.monotonic() - self._down_since, self._limit_s()
         if not self._talk.enrolled and down > limit[1]:
             raise JobFailed(
-                f"learner {self._talk.enrol.name}: gave up after {down:.0f} s ({limit[0]}) without the syncer at {self._at}: {self._link.remedy}"
+                f"learner {self._talk.enrol.name}: gave up after {down:.0f} s ({limit[0]}) without the syncer at {self._at}: {self._why}"
             )
+
+    @property
+    def _why(self) -> str:
+        return f"{self._link.trouble.text or 'nothing comes back'}; is psgc syncer started there, and are PSGC_SYNCER, PSGC_LEARNER and PSGC_TOKEN right?"
 
     def _limit_s(self) -> tuple[str, float]:
         if self._begun:
@@ -168,7 +172,7 @@ class LearnerClient:
         if named is not None and not self._leaves and named.due(now, self._config.silence_s):
             logger.warning(
                 "learner %s trains on without the syncer at %s, for %.0f s so far: %s", self._talk.enrol.name, self._at, now - self._down_since,
-                self._link.remedy,
+                self._why,
             )  # fmt: skip
 
     def _send(self, messages: Iterable[Message]) -> None:
