@@ -233,7 +233,9 @@ def test_learners_tokens_count_and_are_revoked_at_once(alone: None, start: Start
     at = start(learners=file)[1]
     session = psgc.current_session()
     session.config = psgc_config(session.config, token="0123456789", register_timeout_s=2.0)
-    with pytest.raises(JobFailed, match=r"learner a: gave up after 2 s .PSGC_REGISTER_TIMEOUT_S. without the syncer .*is psgc syncer started there"):
+    with pytest.raises(
+        JobFailed, match=r"learner a: gave up after 2 s .PSGC_REGISTER_TIMEOUT_S. without the syncer .*is psgc syncer started there"
+    ):
         psgc.Decoupled(own, inner, every=1, at=at, name="a")
     session.config = psgc_config(session.config, register_timeout_s=300.0)
     outside = psgc.Decoupled(own, inner, every=1, at=at, name="other")
