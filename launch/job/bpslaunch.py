@@ -14,7 +14,7 @@ from psgc.config import Config
 from psgc.errors import CodecError, ConfigError, PsgcError, UsageError
 from psgc.launch.job import ranks
 from psgc.launch.job.as_byteps import FOLDER, found_as_byteps
-from psgc.launch.job.batch_signals import ignore_scripts, passing_on
+from psgc.launch.job.batch_signals import ignore_scripts, passing_on, run_in_step
 from psgc.launch.job.clusters import completed
 from psgc.launch.job.cores import cores_of_ranks, described, near_memory
 from psgc.launch.job.devices import local_size, seen_devices
@@ -69,7 +69,7 @@ def main() -> None:
         print(version_line())
         sys.exit(0)
     ignore_scripts()
-    sys.exit(launch(sys.argv[1:], os.environ))
+    sys.exit(run_in_step(lambda: launch(sys.argv[1:], os.environ), os.environ, "psgc-launch"))
 
 
 def launch(command: list[str], env: Mapping[str, str], verdict: Verdict | None = None, prefix: bool = True) -> int:

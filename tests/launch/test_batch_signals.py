@@ -41,19 +41,23 @@ def test_sigusr1_to_a_launcher_reaches_the_script_and_ends_nothing_else(launched
     assert out.count("heard ['SIGUSR1']") == 2 and (tmp_path / "checkpoint").exists(), out
 
 
-def two_nodes(launched: Any, folder: Path, port: int, seconds: float) -> list[subprocess.Popen[str]]:
+def two_nodes(launched: Any, folder: Path, port: int, seconds: float, **env: str) -> list[subprocess.Popen[str]]:
     """Two launchers, as on two nodes, each with a worker and a server."""
     common = {
-        "DMLC_NUM_WORKER": "2", "DMLC_NUM_SERVER": "2", "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(port), "PSGC_TOKEN": "secret",
+        "DMLC_NUM_WORKER": "2", "DMLC_NUM_SERVER": "2", "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(port), "PSGC_TOKEN": "secret", **env,
     }  # fmt: skip
     command = (sys.executable, PREEMPTED, str(folder), str(seconds), "1000000", "end")
     roles = ("scheduler,server,worker", "server,worker")
     return [launched.psgc_launch(*command, **common, DMLC_ROLE=role, DMLC_WORKER_ID=str(node)) for node, role in enumerate(roles)]
 
 
-def test_servers_serve_until_the_workers_that_got_sigterm_have_saved(launched: Any, tmp_path: Path) -> None:
-    """Both launchers get it at once, as from Slurm; the script agrees with its other ranks, through servers, and saves."""
-    nodes = two_nodes(launched, tmp_path, free_port(), 1)
+@pytest.mark.parametrize(("env", "ended_with"), [({}, 128 + signal.SIGTERM), ({"SLURM_STEP_ID": "0"}, 1)])
+def test_servers_serve_until_the_workers_that_got_sigterm_have_saved(
+    launched: Any, tmp_path: Path, env: dict[str, str], ended_with: int
+) -> None:
+    """Both launchers get it at once, as from Slurm; the script agrees with its other ranks, through servers, and saves. In a Slurm step the launchers' status
+    is no higher than any failure's: srun takes the highest."""
+    nodes = two_nodes(launched, tmp_path, free_port(), 1, **env)
     for popen in nodes:
         while "begins at step 0" not in popen.stdout.readline():  # type: ignore[union-attr]
             pass
@@ -62,8 +66,31 @@ def test_servers_serve_until_the_workers_that_got_sigterm_have_saved(launched: A
     ended = [launched.end(popen) for popen in nodes]
     assert (tmp_path / "checkpoint").exists(), ended
     for status, out, err in ended:
-        assert status == 128 + signal.SIGTERM and "heard ['SIGTERM']" in out, (out, err)
+        assert status == ended_with and "heard ['SIGTERM']" in out, (out, err)
         assert err.splitlines()[-1] == "psgc-launch: ended by SIGTERM"
+
+
+STEP = """
+import os, signal
+from psgc.launch.job.batch_signals import run_in_step
+def run():
+    if {when} == "while":
+        os.kill(os.getpid(), signal.SIGTERM)
+    return {status}
+status = run_in_step(run, {{"SLURM_STEP_ID": "0"}}, "launcher")
+os.kill(os.getpid(), signal.SIGTERM)
+raise SystemExit(status)
+"""
+
+
+@pytest.mark.parametrize(
+    ("when", "returned", "status", "said"),
+    [("while", 0, 1, "launcher: ended by SIGTERM\n"), ("after", 3, 3, ""), ("after", 0, 0, ""), ("after", 143, 1, ""), ("after", 137, 137, "")],
+)
+def test_in_a_slurm_step_sigterm_never_outbids_a_failed_ranks_status(when: str, returned: int, status: int, said: str) -> None:
+    """Nor does one that comes when the status is known: while the interpreter ends, in the worst case."""
+    done = subprocess.run([sys.executable, "-c", STEP.format(when=repr(when), status=returned)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (status, said)
 
 
 @pytest.mark.parametrize(("under_slurm", "status"), [(True, 8), (False, 7)])
