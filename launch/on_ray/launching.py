@@ -163,7 +163,8 @@ def _await(ray: Any, runs: Sequence[Any], services: Mapping[Any, str]) -> list[T
         if (errors or ended) and until == float("inf"):
             until = time.monotonic() + OWN_END_S
     if not all(run in results for run in runs):  # one that only tells of another is not the cause
-        raise next((error for error in errors if not isinstance(error, JobFailed)), [*errors, *ended][0])
+        cause = next((error for error in errors if not isinstance(error, JobFailed)), [*errors, *ended][0])
+        raise getattr(cause, "cause", cause) if isinstance(cause, JobFailed) else cause  # a line, without the rank's traceback
     return [results[run] for run in runs]
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,85 @@ def test_a_worker_that_dies_is_rays_error_and_ends_the_others(ray: Any) -> None:
     with pytest.raises(ray.exceptions.RayActorError):
         psgc.ray.launch(summing, workers=2, servers=1, args=(10**6,), kwargs={"killed": 0}, env=LIMITS)
     await_all_free(ray)
+
+
+def told_pid(folder: str) -> None:
+    """Trains for ever, and has told its process and its raylet."""
+    psgc.torch.init()
+    (Path(folder) / f"rank{psgc.torch.rank()}").write_text(f"{os.getpid()} {os.getppid()}")
+    import torch
+
+    while True:
+        psgc.torch.push_pull(torch.ones(1000), name="x")
+        time.sleep(0.01)
+
+
+def lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def kill_amid(folder: Path, victim: str) -> list[int]:
+    """Once both ranks train: kill -9 rank 1, the server's actor or rank 1's raylet. Returns the processes of all that may not be left."""
+    deadline = time.monotonic() + 200
+    ranks = [folder / "rank0", folder / "rank1"]
+    while not all(path.exists() and len(path.read_text().split()) == 2 for path in ranks):
+        assert time.monotonic() < deadline, "the ranks have not begun"
+        time.sleep(0.05)
+    (first, _), (second, raylet) = (map(int, path.read_text().split()) for path in ranks)
+    serving = [pid for pid in actors("ray::Service.serve") if pid != os.getpid()]
+    os.kill({"worker": second, "raylet": raylet, "service": serving[-1]}[victim], signal.SIGKILL)
+    return [first, second, *serving]
+
+
+def actors(title: str) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if (entry / "cmdline").read_bytes().startswith(title.encode()):
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return sorted(found)
+
+
+@pytest.mark.integrations
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("victim", ["worker", "service", "raylet"])
+def test_a_process_that_is_killed_from_outside_ends_the_job_and_nothing_of_it_is_left(tmp_path: Path, victim: str) -> None:
+    """On a cluster of its own, which a raylet's death leaves with a node less. A worker's death and a raylet's are Ray's errors, a server's is one line."""
+    found = pytest.importorskip("ray", reason="Ray is not installed: pip install 'psgc[ray]'")
+    from ray.cluster_utils import Cluster
+
+    import psgc.ray
+
+    if found.is_initialized():
+        found.shutdown()
+    cluster = Cluster()
+    try:
+        cluster.add_node(num_cpus=0, object_store_memory=80 << 20)  # the driver's; the job's nodes are others
+        for _ in range(3):
+            cluster.add_node(num_cpus=1, object_store_memory=80 << 20)
+        found.init(address=cluster.address, log_to_driver=False)
+        found.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+        with ThreadPoolExecutor(1) as pool:
+            killing = pool.submit(kill_amid, tmp_path, victim)
+            with pytest.raises((found.exceptions.RayActorError, PsgcError)) as caught:
+                psgc.ray.launch(told_pid, workers=2, servers=1, args=(str(tmp_path),), env=LIMITS)
+            processes = killing.result()
+        assert isinstance(caught.value, PsgcError) == (victim == "service"), caught.value
+        if victim == "service":
+            assert "\n" not in str(caught.value)
+        deadline = time.monotonic() + 100
+        while any(map(lives, processes)):
+            assert time.monotonic() < deadline, [pid for pid in processes if lives(pid)]
+            time.sleep(0.1)
+    finally:
+        found.shutdown()
+        cluster.shutdown()
 
 
 @pytest.mark.integrations

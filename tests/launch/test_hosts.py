@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -392,3 +393,50 @@ def test_hosts_on_a_network_of_their_own_train_and_one_that_is_cut_off_ends_the_
                 while sshd.launched.left() and time.monotonic() < deadline:
                     time.sleep(0.05)
                 assert not sshd.launched.left()
+
+
+@needs_sshd
+@needs_namespaces
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_collect_brings_what_every_host_of_a_network_has_and_names_one_that_is_cut_off(sshd: Sshd, tmp_path: Path) -> None:
+    """Over real ssh; a host that was cut off costs its part, not the archive."""
+    with testbed.Testbed(3) as bed:
+        for number, name in ((1, "alpha"), (2, "beta")):
+            sshd.listen([name], bed.addresses[number], bed.command(number, []))
+        env = {**sshd.launched.env, "PSGC_TOKEN": "a-very-secret-text", "PSGC_DEAD_S": "600"}
+        psgc = [sys.executable, "-m", "psgc.launch"]
+        way = ["--ssh", sshd.ssh, "--hostfile", sshd.hosts("alpha", "beta")]
+        log = tmp_path / "log"
+        with log.open("w") as output:
+            job = bed.run(0, [*psgc, "run", *way, "--start-timeout", "200", "--", *JOB, *FOREVER], env=env, stdout=output, stderr=output)
+        deadline = time.monotonic() + 200
+        while log.read_text().count("joined job 0") < 2:
+            assert job.poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.1)
+
+        def collected(name: str) -> tuple[dict[str, bytes], str]:
+            words = [*psgc, "collect", *way, "--pid", str(job.pid), "-o", str(tmp_path / name)]
+            done = bed.run(0, words, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            _, err = done.communicate(timeout=250)
+            assert done.returncode == 0, err
+            with tarfile.open(tmp_path / name) as opened:
+                return {entry.name: file.read() for entry in opened if (file := opened.extractfile(entry)) is not None}, err
+
+        files, err = collected("all.tar.gz")
+        assert "alpha" not in err and "beta" not in err, err
+        for host in ("alpha", "beta"):
+            assert json.loads(files[f"hosts/{host}/versions.json"])["packages"]["torch"]
+            words = [each["command"] for each in json.loads(files[f"hosts/{host}/configuration.json"])]
+            assert any("sums_in_jobs.py" in word for command in words for word in command), words
+        assert not [name for name, content in files.items() if b"a-very-secret-text" in content]
+        with bed.cut_off(2):
+            files, err = collected("some.tar.gz")
+        assert re.search(r"^psgc collect: beta: .+$", err, re.MULTILINE), err
+        assert "hosts/alpha/versions.json" in files and not [name for name in files if name.startswith("hosts/beta/")]
+        job.send_signal(signal.SIGINT)
+        job.wait(200)
+        deadline = time.monotonic() + 100
+        while sshd.launched.left() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not sshd.launched.left()
