@@ -85,11 +85,19 @@ raise SystemExit(status)
 
 @pytest.mark.parametrize(
     ("when", "returned", "status", "said"),
-    [("while", 0, 1, "launcher: ended by SIGTERM\n"), ("after", 3, 3, ""), ("after", 0, 0, ""), ("after", 143, 1, ""), ("after", 137, 137, "")],
+    [
+        ("while", 0, 1, "launcher: ended by SIGTERM\n"),
+        ("after", 3, 3, ""),
+        ("after", 0, 0, ""),
+        ("after", 143, 1, ""),
+        ("after", 137, 137, ""),
+    ],
 )
 def test_in_a_slurm_step_sigterm_never_outbids_a_failed_ranks_status(when: str, returned: int, status: int, said: str) -> None:
     """Nor does one that comes when the status is known: while the interpreter ends, in the worst case."""
-    done = subprocess.run([sys.executable, "-c", STEP.format(when=repr(when), status=returned)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", STEP.format(when=repr(when), status=returned)], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stderr) == (status, said)
 
 
