@@ -202,7 +202,7 @@ VARIABLES: Final = (
     Variable(
         "PSGC_PART_BYTES", "part_bytes", _integer(MIN_PART_BYTES), "w",
         "bytes of a tensor in one part at most; a model's parts are halved until each server has four (of nine or more: eight), and a slow connection's "
-        "until one takes half a second (of none, bf16 and fp16: 10 ms)",
+        "until one takes half a second (of none, casts and codecs that work block by block, such as int8: 10 ms)",
         ("BYTEPS_PARTITION_BYTES",),
     ),
     Variable("PSGC_FUSE_BYTES", "fuse_bytes", _integer(0), "w", "small tensors are fused into buckets of up to this many bytes"),

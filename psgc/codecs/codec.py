@@ -109,6 +109,11 @@ class Codec(ABC):
         """Whether the codec keeps what a payload leaves out in a residual and sends it later."""
         return False
 
+    @property
+    def cut_anywhere(self) -> bool:
+        """Whether a tensor's elements come back the same, bit for bit, into whichever parts it is cut at multiples of BLOCK."""
+        return bool(self.chunk)
+
     def contraction(self, numel: int) -> float | None:
         """A delta in (0, 1] with E|p - decode(encode(p))|^2 <= (1 - delta) |p|^2 for every part p of ``numel`` elements, except for float32's
         rounding and underflow. It keeps residuals bounded. None without feedback, or if no such bound is known.

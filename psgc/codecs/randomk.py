@@ -168,6 +168,10 @@ class RandomKCodec(ChunkCodec, Adder):
         self.unbiased = not ef
         self.settings = np.array([not ef and not sums], np.float32)
 
+    @property
+    def cut_anywhere(self) -> bool:
+        return False  # chooses its places within a part
+
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str], dtype: str) -> Codec:
         given = with_defaults(cls, parameters)

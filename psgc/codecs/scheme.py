@@ -132,6 +132,11 @@ class Scheme(ABC):
         return False
 
     @property
+    def cut_anywhere(self) -> bool:
+        """Whether results are the same, bit for bit, into whichever parts a tensor is cut at multiples of BLOCK."""
+        return False
+
+    @property
     def device_codecs(self) -> tuple[Codec, ...]:
         """The codecs whose GPU sides a worker's state on a GPU calls; none where its kernels are the scheme's own."""
         return ()
@@ -186,6 +191,10 @@ class PairScheme(Scheme):
     @property
     def additive(self) -> bool:
         return self.pair.push.additive and self.pair.pull.additive
+
+    @property
+    def cut_anywhere(self) -> bool:
+        return self.pair.push.cut_anywhere and self.pair.pull.cut_anywhere
 
     @property
     def device_codecs(self) -> tuple[Codec, ...]:

@@ -46,11 +46,10 @@ LEAST_LEVELLING_BYTES: Final = 64 << 10
 WHOLE_BYTES: Final = 64 << 20
 UNCOMPRESSED: Final = "none"
 # Servers return a part's sum while later parts are pushed, so an exchange takes as long as all pushes and the last part's pull. On a slow connection parts take
-# this long, or a sixty-fourth of what a server has. Only with codecs whose results do not depend on how a tensor is cut: the others' would differ from run to
+# this long, or a sixty-fourth of what a server has. Only with codecs whose results do not depend on how a tensor is cut; the others' would differ from run to
 # run, as the measured rate does.
 PIPELINED_PART_S: Final = 0.01
 MOST_PIPELINED: Final = 64
-CUT_ANYWHERE: Final = frozenset({"none", "bf16", "fp16"})
 # With CrossBarrier, the trainer waits for each bucket by itself. A part of such a bucket takes this long on the slowest connection, so that a more urgent
 # part waits no longer, and servers return a part's sum while the next part is being sent. The bucket lies on all servers in equal shares, so that all links
 # carry it at the same time. Parts are not so short, nor so many, that messages cost more than that gains.
@@ -79,11 +78,11 @@ def _message_bound(scheme: Scheme, numel: int) -> int:
 
 def _pipelined_bytes(scheme: Scheme, dtype: str, part_bytes: int, rate: int, share: float) -> int:
     """``part_bytes``, halved until a payload would take less than PIPELINED_PART_S. share: the bytes of gradients that a server has."""
-    nbytes = part_bytes // ITEM_BYTES[dtype]
-    least = max(PIPELINED_PART_S * rate, share / MOST_PIPELINED, MIN_PART_PAYLOAD_BYTES)
-    while nbytes > BLOCK and scheme.push_bound(nbytes // 2) >= least:
-        nbytes //= 2
-    return nbytes * ITEM_BYTES[dtype]
+    numel = part_bytes // ITEM_BYTES[dtype]
+    least = max(PIPELINED_PART_S * rate, share / part_bytes * scheme.push_bound(numel) / MOST_PIPELINED, MIN_PART_PAYLOAD_BYTES)
+    while numel > BLOCK and scheme.push_bound(numel // 2) >= least:
+        numel //= 2
+    return numel * ITEM_BYTES[dtype]
 
 
 def _parts_awaited(scheme: Scheme, numel: int, dtype: str, part_bytes: int, servers: int, rate: int) -> int:
@@ -210,7 +209,7 @@ def _sliced(
         if declaration.awaited_singly and servers and not spec.parts and not spec.option:
             parts = _parts_awaited(scheme, sum(tensor.numel for tensor in tensors), dtype, part_bytes, servers, rate)
             spec = replace(spec, parts=parts if parts > 1 else 0)
-        elif rate and servers and declaration.kind in OF_MODELS and not spec.option and scheme.canonical in CUT_ANYWHERE:
+        elif rate and servers and declaration.kind in OF_MODELS and not spec.option and scheme.cut_anywhere:
             share = sum(tensor.numel * ITEM_BYTES[tensor.dtype] for tensor in declaration.tensors) / servers
             part_bytes = _pipelined_bytes(scheme, dtype, part_bytes, rate, share)
         sizes = _cut(spec, sum(tensor.numel for tensor in tensors), scheme, dtype, part_bytes, rate)
