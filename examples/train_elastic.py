@@ -28,9 +28,11 @@ def main() -> None:
         optimizer.zero_grad()
         loss = (model(inputs) - inputs.sum(1, keepdim=True)).square().mean()
         loss.backward()
+        mean = psgc.push_pull(
+            loss.detach(), name="loss"
+        )  # what is synchronised belongs into the loop, and before the update what depends on parameters
         optimizer.step()
         schedule.step()
-        mean = psgc.push_pull(loss.detach(), name="loss")  # what is synchronised belongs into the loop
         if psgc.rank() == 0 and step % 10 == 0:
             print(f"step {step}: loss {mean.item():.4f}", flush=True)
     if psgc.rank() == 0:

@@ -157,7 +157,8 @@ class ClusterSession(SessionWithOutcome):
     def _meet(self, number: int, layout: int = 0) -> None:
         passed = threading.Event()
         self._network.barrier(number, passed, layout)
-        passed.wait()
+        with self.rest.resting():
+            passed.wait()
         self.check()
 
     @property

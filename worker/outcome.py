@@ -16,6 +16,7 @@ from psgc.diagnostics.report import Launcher
 from psgc.errors import JobFailed, PsgcError, UsageError
 from psgc.layout import Layout
 from psgc.processes.checkpoints import SAVES
+from psgc.worker.rest import Rest
 from psgc.worker.session import Session, Ticket
 from psgc.worker.tickets import StepTicket, TicketBoard
 
@@ -78,6 +79,7 @@ class SessionWithOutcome(Session):
     def __init__(self, config: Config) -> None:
         self.config = config
         self.outcome = Outcome(config)
+        self.rest = Rest()
 
     def issue(self, layout: Layout, bucket: int) -> StepTicket:
         """The ticket of a bucket's step, which is submitted now."""
@@ -89,8 +91,12 @@ class SessionWithOutcome(Session):
         return self.outcome.board.issue()
 
     def wait(self, tickets: Iterable[Ticket]) -> None:
-        self.outcome.board.wait(cast("Iterable[StepTicket]", tickets))
+        with self.rest.resting():
+            self.outcome.board.wait(cast("Iterable[StepTicket]", tickets))
         self.check()
+
+    def wait_for_all(self) -> None:
+        self.wait(self.outcome.board.outstanding())
 
     def check(self) -> None:
         self.outcome.check()

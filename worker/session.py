@@ -23,6 +23,7 @@ from psgc.program.ranks import Ranks
 from psgc.wire.reports import MOST_TEXT, Report
 from psgc.worker.device import DeviceBucket
 from psgc.worker.residuals.residual import LayoutMemory
+from psgc.worker.rest import Rest
 
 ROOT_OF: Final = "root of "  # begins the names by which ranks agree on broadcasts' roots: they synchronise nothing of the script's
 RAISED: Final = 2  # of ``previous_skipped``, which is else a bool
@@ -88,6 +89,7 @@ class Session(ABC):
     """One process's membership of a job. All methods may be called from any thread; none calls back into the caller's locks."""
 
     config: Config
+    rest: Rest  # of the threads that wait for this session
     rank: int
     ranks: Ranks  # all of the job's
     figures: Figures | None = None  # of its steps, where somebody is told of them
@@ -140,6 +142,10 @@ class Session(ABC):
     @abstractmethod
     def wait(self, tickets: Iterable[Ticket]) -> None:
         """Sleep until all are done. Raises JobFailed (or the error that ended the job)."""
+
+    @abstractmethod
+    def wait_for_all(self) -> None:
+        """``wait`` for everything that has been submitted so far."""
 
     @abstractmethod
     def barrier(self) -> None:

@@ -1,6 +1,7 @@
 """Elastic: a training loop that goes on when a worker dies and another process takes its place.
 
-Owns when the state of this rank may be read by others, and when a step begins. Invariant: while somebody reads the state, no optimizer changes it.
+Owns when the state of this rank may be read by others, and when a step begins. Invariant: while somebody reads the state, nobody changes it: it is read from a
+step's beginning until its means are there, and later where the script rests in a wait, for the dead rank perhaps, which cannot end before its successor has it.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ import hashlib
 import logging
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -68,11 +71,15 @@ class Elastic:
         self._changed = threading.Condition()
         self._beginning: Beginning | None = None
         self._readers = 0
-        self._changing = True  # by the script: from an optimizer's step to the next beginning
+        self._stuck_since: float | None = None
+        self._changing = True  # by the script: from the optimizer's step to the next beginning, but where it rests
+        self._updating = False  # in the optimizer's step
+        self._trainer = 0  # the thread whose loop it is
         self._taken: Handover | None = None  # the last one of which this rank was told that it takes it
         self._given: set[int] = set()  # numbers of handovers; the scheduler says each again and again
-        self._begun = False
+        self._begun = self._has_stepped = False
         self._optimizer.register_step_pre_hook(self._before_step)
+        self._optimizer.register_step_post_hook(self._after_step)
         self._session.hear_of_handovers(self._heard)
 
     @property
@@ -90,40 +97,41 @@ class Elastic:
         After the last one all ranks meet. Raises UsageError where it is called twice."""
         if self._begun:
             raise UsageError(f"{WHOSE}.steps() was gone through before; do what comes between two parts of a training inside the one loop")
-        self._begun = True
-        first = self._join()
+        self._begun, self._trainer = True, threading.get_ident()
+        taken = self._join()
+        first = 0 if taken is None else taken.step
         for step in range(first, total):
-            self._begin(step)
+            self._begin(step, updates=taken.updates if taken is not None and step == first else 0)
             yield step
-            if self.replaced and step == first:
-                self._session.stepped()
+            self._stepped()
         if first <= total:
             self._begin(max(first, total), ended=True)
             self._session.barrier()
 
     # this rank's own
 
-    def _join(self) -> int:
-        """Get the state that all ranks begin with, or go on with. Returns the first step."""
+    def _join(self) -> Beginning | None:
+        """Get the state that all ranks begin with, or go on with: that of another rank in its step, which is this rank's first."""
         if self.replaced and (whole := self._take()) is not None:
             beginning = self._state.take(whole)
             logger.warning("rank %d goes on at step %d with the state of another rank", self._session.rank, beginning.step)
-            return beginning.step
+            return beginning
         if self._followed and any(self._session.progress.steps.values()):
             raise UsageError(
                 f"{WHOSE}: something was synchronised before its steps, which a process that takes a dead worker's place could not take part in; do it inside "
                 f"the loop, or set PSGC_ON_WORKER_LOSS=stop"
             )
         broadcast_from_root(self._model, self._optimizer, f"{WHOSE}.")
-        return 0
+        return None
 
-    def _begin(self, step: int, ended: bool = False) -> None:
+    def _begin(self, step: int, ended: bool = False, updates: int = 0) -> None:
+        """updates: that another rank, whose state this is, has made in this step."""
         if self._followed or step == 0:  # else only what is wrong with it is found
-            beginning = self._state.beginning(step, ended)
+            beginning = replace(self._state.beginning(step, ended), updates=updates)
         else:
             beginning = None
         with self._changed:
-            self._beginning, self._changing = beginning, False
+            self._beginning, self._changing = beginning, updates > 0
             self._changed.notify_all()
         if self._seed is not None and not ended:
             _seed(self._seed, self._session.rank, step)
@@ -138,13 +146,30 @@ class Elastic:
             while self._readers:
                 self._changed.wait(POLL_S)
                 self._session.check()
-            self._changing = True
+            self._changing = self._updating = True
+
+    def _after_step(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        with self._changed:
+            self._updating = False
+            if self._beginning is not None:
+                self._beginning = self._state.updated(self._beginning)
+        self._stepped()
+
+    def _stepped(self) -> None:
+        """A process that has taken another's place tells its launcher once."""
+        if self.replaced and not self._has_stepped:
+            self._has_stepped = True
+            self._session.stepped()
 
     @contextmanager
-    def _reading(self) -> Iterator[Beginning | None]:
-        """Inside, the state stays that of the step's beginning. None: there is none yet."""
+    def _reading(self, of: int) -> Iterator[Beginning | None]:
+        """Inside, nobody changes the state. None: there is none yet. of: the rank that needs it."""
+        rest, kept = self._session.rest, False
         with self._changed:
             while self._changing and self._beginning is not None:
+                if not self._updating and (kept := rest.keep(self._trainer)):
+                    break
+                self._see_stuck(of)
                 self._changed.wait(POLL_S)
                 self._session.check()
             self._readers += 1
@@ -155,6 +180,20 @@ class Elastic:
             with self._changed:
                 self._readers -= 1
                 self._changed.notify_all()
+            if kept:
+                rest.let_go(self._trainer)
+
+    def _see_stuck(self, of: int) -> None:
+        """An optimizer that synchronizes in the middle of its update waits for a dead rank, whose successor waits for what comes of the update."""
+        if not (self._updating and self._session.rest.rests(self._trainer)):
+            self._stuck_since = None
+        elif self._stuck_since is None:
+            self._stuck_since = time.monotonic()
+        elif time.monotonic() - self._stuck_since > self._session.config.dead_s:
+            self._session.fail(
+                f"rank {of} died while the update of {type(self._optimizer).__name__} was synchronized on rank {self._session.rank}, and no other process can "
+                f"begin in the middle of an update: start the job again from its last checkpoint"
+            )
 
     # handovers
 
@@ -174,7 +213,7 @@ class Elastic:
         try:
             channel = Channel(session, handover, lambda: False)
             try:
-                with self._reading() as beginning:
+                with self._reading(handover.other) as beginning:
                     if beginning is None and handover.other == 0:
                         session.fail(
                             "rank 0 died before the first step, whose parameters the training was to begin with: start the job again"

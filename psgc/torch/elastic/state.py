@@ -1,14 +1,16 @@
-"""The state of a training between two steps, as a process needs it that takes a dead worker's place.
+"""The state of a training in a step, as a process needs it that takes a dead worker's place and begins with that step.
 
-Parameters and the optimizer's state do not change from a step's beginning until its means are there, so they are read where they lie, when somebody asks.
-Everything else may change during a step, and is kept as bytes at its beginning.
+Parameters and the optimizer's state change only by the optimizer's updates, so they are read where they lie, when somebody asks, with the number of updates
+that they have had in the step: who takes them leaves out so many. The optimizer's options, which a schedule may change after an update, are kept as they
+were after the last one. Everything else may change during a step, and is kept as bytes at its beginning.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 import torch
@@ -31,12 +33,15 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """Of a step. kept, buffers: what may change during it. ended: all steps have been taken."""
+    """Of a step. kept, buffers: what may change during it. ended: all steps have been taken. updates: that the optimizer's state has had in the step; options:
+    of its groups then."""
 
     step: int
     kept: bytes
     buffers: Mapping[str, torch.Tensor]
     ended: bool
+    updates: int
+    options: Sequence[Mapping[str, Any]]
 
 
 class TrainingState:
@@ -54,6 +59,7 @@ class TrainingState:
                 f"that takes a dead worker's place cannot follow; or set PSGC_ON_WORKER_LOSS=stop"
             )
         self._optimizer._psgc_gradients.settle()
+        self._session.wait_for_all()  # what a dead rank has not given of the last step, its successor gives in that step only
         progress = self._session.progress
         kept = {
             "last": exchange.last.told(), "steps": dict(progress.steps), "barriers": progress.barriers,
@@ -62,14 +68,25 @@ class TrainingState:
         buffers = {
             name: buffer.detach().clone() for name, buffer in self._model.named_buffers()
         }  # where they lie: nothing waits for a device
-        return Beginning(step, plain.encode(kept, "state", WHOSE), buffers, ended)
+        return Beginning(step, plain.encode(kept, "state", WHOSE), buffers, ended, 0, self._options())
+
+    def updated(self, beginning: Beginning) -> Beginning:
+        """The same after one more update."""
+        return replace(beginning, updates=beginning.updates + 1, options=self._options())
+
+    def _options(self) -> list[dict[str, Any]]:
+        return [{name: deepcopy(value) for name, value in group.items() if name != "params"} for group in self._optimizer.param_groups]
 
     def read(self, beginning: Beginning) -> tuple[bytes, list[torch.Tensor]]:
-        """All of it, at a step that has begun and has no means yet: what there is, and the tensors that it names."""
+        """All of it, while no update is made: what there is, and the tensors that it names."""
         tensors: list[torch.Tensor] = []
+        optimizer = self._optimizer.state_dict()
+        groups = [
+            {**options, "params": group["params"]} for options, group in zip(beginning.options, optimizer["param_groups"], strict=True)
+        ]
         whole = {
-            "step": beginning.step, "ended": beginning.ended, "kept": beginning.kept,
-            "buffers": dict(beginning.buffers), "parameters": dict(self._model.named_parameters()), "optimizer": self._optimizer.state_dict(),
+            "step": beginning.step, "ended": beginning.ended, "updates": beginning.updates, "kept": beginning.kept,
+            "buffers": dict(beginning.buffers), "parameters": dict(self._model.named_parameters()), "optimizer": {**optimizer, "param_groups": groups},
         }  # fmt: skip
         head = plain.encode(take_tensors(whole, tensors), "state", WHOSE)
         for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
@@ -96,8 +113,9 @@ class TrainingState:
         for name, of in self._extra.items():
             of.load_state_dict(_like(kept["extra"][name], of.state_dict()))
         self._optimizer._psgc_gradients.exchange.last.follow(kept["last"])
+        self._optimizer._psgc_updated = whole["updates"]
         self._session.catch_up(Progress(kept["steps"], kept["barriers"]))
-        return Beginning(whole["step"], whole["kept"], whole["buffers"], whole["ended"])
+        return Beginning(whole["step"], whole["kept"], whole["buffers"], whole["ended"], whole["updates"], self._options())
 
 
 def _copy(mine: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor], what: str) -> None:

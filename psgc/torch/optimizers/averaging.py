@@ -33,6 +33,9 @@ class Distributed(torch.optim.Optimizer):
     _psgc_gradients: BackwardGradients
     _psgc_names: dict[torch.Tensor, str]
     _psgc_completing: Completing
+    _psgc_updated: int = (
+        0  # so many of the next updates have been made already: parameters and state are those of another rank (psgc.torch.Elastic)
+    )
 
     def _psgc_join(
         self, session: Session, names: dict[torch.Tensor, str], choice: Choice, passes: int,
@@ -58,7 +61,11 @@ class Distributed(torch.optim.Optimizer):
             self._psgc_completing.complete_begun()
             # LBFGS decides by the loss when to stop
             closure = self._psgc_completing.after(closure, averages_loss=isinstance(self, torch.optim.LBFGS))
-        result = self._psgc_apply(closure)
+        if self._psgc_updated:
+            self._psgc_updated -= 1
+            result = None
+        else:
+            result = self._psgc_apply(closure)
         self._psgc_gradients.end_step(has_applied(self))
         return result
 
