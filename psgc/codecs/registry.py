@@ -24,7 +24,7 @@ from psgc.codecs.common.sources import digest_suffix
 from psgc.codecs.common.texts import join_text, split_text
 from psgc.codecs.plugins import load_plugin, plugins
 from psgc.codecs.scheme import BucketContext, PairScheme, Scheme
-from psgc.codecs.table import CODECS, OF_KIT, SCHEMES
+from psgc.codecs.table import CODECS, OF_FRONT_ENDS, OF_KIT, SCHEMES
 from psgc.diagnostics.spelling import did_you_mean
 from psgc.errors import CodecError
 
@@ -153,7 +153,7 @@ def _relayed(text: str, dtype: str) -> Codec:
 
 
 def _own_names() -> tuple[str, ...]:
-    return (*CODECS, *ALIASES, *SCHEMES, *OF_KIT, SCRIPT_CODEC, "relay")
+    return (*CODECS, *ALIASES, *SCHEMES, *OF_KIT, *OF_FRONT_ENDS, SCRIPT_CODEC, "relay")
 
 
 def _check_digest(name: str, wanted: str, here: str) -> None:
@@ -166,7 +166,7 @@ def _check_digest(name: str, wanted: str, here: str) -> None:
 
 
 def _codec_class(name: str) -> type[Codec]:
-    target = CODECS.get(name, OF_KIT.get(name))
+    target = (CODECS | OF_KIT | OF_FRONT_ENDS).get(name)
     found = _imported(target) if target is not None else _plugin_class(name)
     if issubclass(found, Scheme):
         raise CodecError(f"codec {name} answers by a rule of its own: write {name!r} by itself, not as one of a pair")

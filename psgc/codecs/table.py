@@ -55,6 +55,7 @@ ROWS: Final = (
     Row(30, "functions: of the training script", inner=True),
     Row(31, "topk:select=mstopk"),
     Row(32, "blocktopk:block=4097"),
+    Row(33, "rows: of a sparse gradient", inner=True),
 )
 CODECS: Final = {row.text: f"psgc.codecs.{row.made_by}" for row in ROWS if row.made_by}
 SCHEMES: Final = {"shared": "psgc.codecs.shared:SharedScheme", "powersgd": "psgc.codecs.powersgd:PowerSgdScheme"}
@@ -63,4 +64,6 @@ OF_KIT: Final = {
     "topk2bit": "psgc.codecs.outer:TopK2BitCodec", "dct64": "psgc.codecs.outer:Dct64Codec", "sparseloco": "psgc.codecs.outer:SparseLoCoScheme",
     "demo": "psgc.codecs.outer:DemoScheme",
 }  # fmt: skip
+# Named by psgc's front ends, with parameters that they know, and by no user.
+OF_FRONT_ENDS: Final = {"rows": "psgc.codecs.rows:RowsCodec"}
 CODEC_IDS: Final = {row.text: row.codec_id for row in ROWS}

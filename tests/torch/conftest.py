@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from psgc.codecs import Stream, parse_codec
 from psgc.config import Config
 from psgc.errors import JobFailed, PsgcError
 from psgc.layout import Declaration, Layout, build_layout, compare
@@ -77,7 +78,9 @@ class FakeJob:
         dtype = layout.buckets[bucket].dtype
         live = [rank for rank in range(self.size) if not step.skips[rank]]
         arrays = {rank: step.buffers[rank].load() for rank in range(self.size)} if live else {}
-        if live:
+        if live and layout.buckets[bucket].option:
+            _gather(layout, bucket, arrays)
+        elif live:
             total = _sum([_widened(arrays[rank], dtype) for rank in live])
             if layout.mean:
                 total = total // self.size if total.dtype.kind == "i" else total / total.dtype.type(self.size)
@@ -87,6 +90,16 @@ class FakeJob:
         for rank in range(self.size):
             step.buffers[rank].store(not live)
             step.tickets[rank].done = True
+
+
+def _gather(layout: Layout, bucket: int, arrays: dict[int, Any]) -> None:
+    """What the option GATHERED does: all payloads are decoded and added on every rank."""
+    codec, payloads = parse_codec(layout.buckets[bucket].codec), []
+    for _, array in sorted(arrays.items()):
+        out = np.empty(codec.payload_bound(array.size), np.uint8)
+        payloads.append(out[: codec.finish(array, array.size, 0, array.size, 1, None, None, 1.0, Stream(0, 0, 0, 0), out).payload_bytes])
+    for array in arrays.values():
+        codec.fold(payloads, array.size, 0, array.size, array, True)
 
 
 def _sum(terms: list[Any]) -> Any:

@@ -90,7 +90,7 @@ def test_sparse_gradients_are_refused(ranks: Any) -> None:
     def train(rank: int) -> None:
         model = nn.Embedding(5, 2, sparse=True)
         optimizer = sgd(model)
-        with pytest.raises(UsageError, match="'weight' is sparse; psgc carries dense gradients: use sparse=False"):
+        with pytest.raises(UsageError, match=r"'weight' is sparse: psgc carries those that DistributedOptimizer\(\.\.\., sparse="):
             model(torch.tensor([1])).sum().backward()
         del optimizer
 

@@ -19,6 +19,7 @@ from psgc.torch.ddp.told import add_model
 from psgc.torch.gradients.exchange import GradientExchange
 from psgc.torch.gradients.front_end import Parameters
 from psgc.torch.gradients.in_backward import BackwardGradients
+from psgc.torch.gradients.rows import has_sparse, rows_among
 from psgc.torch.plans.choice import Given, chosen
 from psgc.torch.session import api
 from psgc.torch.session.replaceable import refuse_replaceable
@@ -36,6 +37,7 @@ class DistributedDataParallel(torch.nn.Module):
     broadcast_buffers: at each forward in training, buffers (such as batch norm's averages) become rank 0's; not inside ``no_sync``.
     compression:       as of ``DistributedOptimizer``, but not "auto".
     gradient_as_bucket_view: as of ``DistributedOptimizer``.
+    Gradients of embeddings with sparse=True travel as rows, as ``DistributedOptimizer(sparse=module)`` has them.
     On construction all ranks get rank 0's parameters and buffers. All ranks must run the same number of backwards.
     Raises UsageError for several devices, or a module without anything to train; CodecError.
     """
@@ -58,15 +60,18 @@ class DistributedDataParallel(torch.nn.Module):
             )
         if not any(parameter.requires_grad for parameter in module.parameters()):
             raise UsageError("DistributedDataParallel: no parameter of the module requires a gradient; leave the wrapper out")
-        choice.check({parameter: name for name, parameter in module.named_parameters() if parameter.requires_grad})
+        names: dict[torch.Tensor, str] = {parameter: name for name, parameter in module.named_parameters() if parameter.requires_grad}
+        choice.check(names)
+        rows = rows_among(session, module if has_sparse(module) else (), names, choice, "DistributedDataParallel")
         self.module, self.broadcast_buffers = module, broadcast_buffers
         number = api.next_number(session, "model")
         self._prefix = f"model{number}"
         broadcast_parameters(module.state_dict(), 0, f"{self._prefix}.")
         amp.install()
         self._gradients = BackwardGradients(
-            GradientExchange(session, self._prefix, choice, turn=number), 1, False, self._parameters_to_watch, gradient_as_bucket_view
-        )
+            GradientExchange(session, self._prefix, choice, turn=number, sparse=rows), 1, False, self._parameters_to_watch,
+            gradient_as_bucket_view,
+        )  # fmt: skip
         self._gradients.watch()
         add_model(self._gradients)
 

@@ -130,7 +130,10 @@ class DdpHook:
         buffer, parameters = bucket.buffer(), bucket.parameters()
         averaged = self._models.reducing(parameters)
         if buffer.layout != torch.strided:
-            raise UsageError("DDP hands over a sparse gradient; psgc carries dense gradients: use sparse=False in the embedding")
+            raise UsageError(
+                "DDP hands over a sparse gradient, which only DistributedOptimizer(sparse=...) and psgc.torch.DistributedDataParallel carry; use one "
+                "of these, or sparse=False in the embedding"
+            )
         completion = Completion(buffer)
         gradients = [laid_out(gradient, p) for gradient, p in zip(bucket.gradients(), parameters, strict=True)]
         averaged.take(Arrival(parameters, gradients, completion, bucket.is_last()))

@@ -15,6 +15,7 @@ from psgc.errors import UsageError
 from psgc.layout import TensorSpec
 from psgc.torch.gradients.last_mean import LastMean, Noted
 from psgc.torch.gradients.layouts import Declared
+from psgc.torch.gradients.rows import HOW_SPARSE, RowsBuffer, check_sparse, is_rows
 from psgc.torch.gradients.views import move_into_views, move_out
 from psgc.torch.tensors.buffers import Array, TensorsBuffer, shape_of
 from psgc.torch.tensors.sent import SentBucket, buffer_of
@@ -24,13 +25,14 @@ from psgc.torch.tensors.sent import SentBucket, buffer_of
 class Gradient:
     """One parameter, and the state of its gradient since the last synchronization.
 
-    passes: backwards that have added to it, ``backward`` the last of them. repeats: one backward has added to it several times.
+    rows: it is sparse. passes: backwards that have added to it, ``backward`` the last of them. repeats: one backward has added to it several times.
     seen: p.grad when it was last looked at; None while it takes no part.
     zero: p.grad as zero_grad(set_to_none=False) left it. mean: what the last step left in it.
     """
 
     parameter: torch.Tensor
     spec: TensorSpec
+    rows: bool = False
     passes: int = 0
     backward: int = -1
     repeats: bool = False
@@ -54,8 +56,10 @@ class Gradient:
 
     def look(self, grad: torch.Tensor) -> None:
         """This gradient takes part in the coming step. Raises UsageError for one that psgc cannot carry."""
-        if grad.layout != torch.strided:
-            raise UsageError(f"gradient of {self.spec.name!r} is sparse; psgc carries dense gradients: use sparse=False in its layer")
+        if self.rows:
+            check_sparse(self.spec.name, grad)
+        elif grad.layout != torch.strided:
+            raise UsageError(f"gradient of {self.spec.name!r} is sparse: {HOW_SPARSE}")
         if shape_of(grad) != self.spec.shape:
             raise UsageError(
                 f"gradient of {self.spec.name!r} is of shape {list(shape_of(grad))}, but it was declared as {list(self.spec.shape)}; "
@@ -107,7 +111,7 @@ class GradientBucket(SentBucket):
     """Of gradients in p.grad. waiting: gradients that backward has yet to finish before the bucket may leave. as_views: p.grad are to be views of its
     memory."""
 
-    buffer: TensorsBuffer
+    buffer: TensorsBuffer | RowsBuffer
     gradients: tuple[Gradient, ...] = ()
     waiting: int = 0
     as_views: bool = False
@@ -124,7 +128,8 @@ class GradientBucket(SentBucket):
         made = []
         for bucket in layout.buckets:
             own = tuple(gradients[members[i]] for i in bucket.tensors)
-            made.append(cls(layout, bucket, buffer_of(layout, bucket, on_gpu, late=True), None, own, len(own), as_views))
+            buffer = RowsBuffer(layout, bucket) if is_rows(bucket) else buffer_of(layout, bucket, on_gpu, late=True)
+            made.append(cls(layout, bucket, buffer, None, own, len(own), as_views))
             for gradient in own:
                 gradient.bucket = made[-1]
         return made
@@ -146,12 +151,17 @@ class GradientBucket(SentBucket):
 
     @property
     def skip(self) -> bool:
+        if isinstance(self.buffer, RowsBuffer):
+            return False  # rows tell of themselves whether there is a gradient
         return all(gradient.seen is None for gradient in self.gradients)
 
     def bind(self) -> None:
         move_into_views(self.gradients)
         parameters = [gradient.parameter for gradient in self.gradients]
-        self.buffer.bind([gradient.parameter.grad for gradient in self.gradients], parameters)
+        grads = [gradient.parameter.grad for gradient in self.gradients]
+        if isinstance(self.buffer, RowsBuffer) and self.gradients[0].seen is None:
+            grads = [None]  # p.grad has the last mean, or zeros
+        self.buffer.bind(grads, parameters)
 
     def bind_nothing(self) -> None:
         for gradient in self.gradients:

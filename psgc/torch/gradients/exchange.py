@@ -34,8 +34,8 @@ B = TypeVar("B", bound=SentBucket)
 
 
 class GradientExchange(Generic[B]):
-    """See the module's text. rates: reads the parameter groups' learning rates as they are now; None: residuals do not follow them. choice, whole, turn: as
-    of ``Layouts``.
+    """See the module's text. rates: reads the parameter groups' learning rates as they are now; None: residuals do not follow them. choice, whole, turn,
+    sparse: as of ``Layouts``.
 
     specs: of all tensors that are known so far. buckets: of the layouts by which they travel now.
     observer: who times this rank's steps; it is changed between two steps.
@@ -44,14 +44,14 @@ class GradientExchange(Generic[B]):
 
     def __init__(
         self, session: Session, name: str, choice: Choice, rates: Callable[[], tuple[float, ...]] | None = None, whole: bool = False,
-        turn: int = 0,
+        turn: int = 0, sparse: frozenset[str] = frozenset(),
     ) -> None:  # fmt: skip
         self.session, self.name = session, name
         self.specs: tuple[TensorSpec, ...] = ()
         self.buckets: list[B] = []
         self.last = LastStep(rates)
         self.observer: Observer = UNOBSERVED
-        self._layouts = Layouts(session, name, choice, whole, turn)
+        self._layouts = Layouts(session, name, choice, whole, turn, sparse)
         self.written: Written | None = None
         self._left = Kept(), 1  # what was taken along from a session that this process has left, and how many ranks that had
 
@@ -59,6 +59,11 @@ class GradientExchange(Generic[B]):
     def choice(self) -> Choice:
         """What gradients travel by now."""
         return self._layouts.choice
+
+    @property
+    def sparse(self) -> frozenset[str]:
+        """Names of the parameters whose gradients are sparse."""
+        return self._layouts.sparse
 
     @property
     def residuals(self) -> Residuals:

@@ -24,10 +24,11 @@ LOST: Final = "raised before it was over, so that gradients are incomplete; call
 
 
 class Followed:
-    """A list of gradients that only grows: a gradient's index in it stays. as_views: p.grad are to be views of their buckets' memory."""
+    """A list of gradients that only grows: a gradient's index in it stays. as_views: p.grad are to be views of their buckets' memory. sparse: names of
+    those that are sparse."""
 
-    def __init__(self, as_views: bool = False) -> None:
-        self.as_views = as_views
+    def __init__(self, as_views: bool = False, sparse: frozenset[str] = frozenset()) -> None:
+        self.as_views, self._sparse = as_views, sparse
         self._gradients: list[Gradient] = []
         self._known: dict[int, int] = {}  # indices by the ids of their parameters, which _gradients keeps alive
         self._accumulators: list[Any] = []  # what their hooks need to live
@@ -58,7 +59,7 @@ class Followed:
         for parameter, spec in parameters:
             if parameter.requires_grad and not self.knows(parameter):
                 self._known[id(parameter)] = len(self._gradients)
-                self._gradients.append(Gradient(parameter, spec))
+                self._gradients.append(Gradient(parameter, spec, spec.name in self._sparse))
                 self._accumulators.append(follow(follower, self._gradients[-1], len(self._gradients) - 1))
         return len(self._gradients) > before
 

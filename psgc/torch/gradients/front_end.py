@@ -132,7 +132,7 @@ class HookedFrontEnd(FrontEnd[GradientBucket]):
 
     def __init__(self, exchange: GradientExchange[GradientBucket], passes: int, late: bool, as_views: bool = False) -> None:
         super().__init__(exchange)
-        self.gradients, self.backwards = Followed(as_views), Backwards(passes, late)
+        self.gradients, self.backwards = Followed(as_views, exchange.sparse), Backwards(passes, late)
 
     @property
     def declared(self) -> bool:

@@ -16,6 +16,7 @@ from psgc.errors import UsageError
 from psgc.layout import BucketSpec, Declaration, Layout, TensorSpec
 from psgc.plan.model.plan import Plan
 from psgc.torch.device.engines import engine_of
+from psgc.torch.gradients.rows import rows_bucket, rows_spec
 from psgc.torch.plans.choice import Choice, plan_for
 from psgc.torch.plans.fusing import buckets_by_codec
 from psgc.torch.plans.planned import declared_buckets, is_of, leave_for_trace, of_model, write_layout
@@ -49,10 +50,12 @@ class _Declared:
 class Layouts:
     """See the module's text. choice: what gradients travel by; a plan must be of exactly these gradients. whole: all gradients are declared at once, as one
     layout. turn: as of a declaration, of the first layout: exchanges may declare side by side, and which servers their parts are on is not to depend on who is
-    first."""
+    first. sparse: names of parameters whose gradients are sparse, and travel as rows, whatever the choice."""
 
-    def __init__(self, session: Session, name: str, choice: Choice, whole: bool = False, turn: int = 0) -> None:
-        self.session, self.name, self.choice = session, name, choice
+    def __init__(
+        self, session: Session, name: str, choice: Choice, whole: bool = False, turn: int = 0, sparse: frozenset[str] = frozenset()
+    ) -> None:
+        self.session, self.name, self.choice, self.sparse = session, name, choice, sparse
         self.residuals = Residuals(session)
         self._whole, self._turn = whole, turn
         self._so_far = _Declared()
@@ -100,6 +103,37 @@ class Layouts:
 
         parameters: whose gradients they are. order: in which they became ready. used: those that this rank has. fused: their buckets, where no plan says.
         awaited_singly: as a declaration's."""
+        rows = [index for index, spec in enumerate(specs) if spec.name in self.sparse]
+        if not rows:
+            yield from self._declare_dense(specs, parameters, order, used, fused, awaited_singly)
+        else:
+            dense = [index for index in range(len(specs)) if index not in rows]
+            if dense:
+                places = {index: place for place, index in enumerate(dense)}
+                of_dense = tuple(places[index] for index in order if index in places), tuple(places[i] for i in used if i in places)
+                those = tuple(specs[index] for index in dense), [parameters[index] for index in dense]
+                for declared in self._declare_dense(*those, *of_dense, fused, awaited_singly):
+                    yield declared._replace(members=tuple(dense[place] for place in declared.members))
+            yield from self._declare_rows(specs, rows)
+        self._so_far.tensors += len(specs)
+
+    def _declare_rows(self, specs: Sequence[TensorSpec], rows: Sequence[int]) -> Iterator[Declared]:
+        """Declare the sparse ones among the specs, each as a bucket by itself, summed and not averaged: their buffers divide."""
+        buckets = tuple(rows_bucket(place, specs[index]) for place, index in enumerate(rows))
+        everything = tuple(range(len(rows)))
+        default = replace(
+            self._declaration(tuple(rows_spec(specs[index]) for index in rows), "none", everything, everything), buckets=buckets, mean=False
+        )
+        for wanted, members in self.residuals.declarations(default, self._next_name):
+            layout = self.session.declare(wanted)
+            report_of(self.session).laid_out(layout)
+            self.residuals.add(layout, wanted)
+            yield Declared(layout, tuple(rows[member] for member in members), False)
+
+    def _declare_dense(
+        self, specs: tuple[TensorSpec, ...], parameters: Sequence[torch.Tensor], order: tuple[int, ...], used: Sequence[int],
+        fused: tuple[BucketSpec, ...], awaited_singly: bool,
+    ) -> Iterator[Declared]:  # fmt: skip
         config, choice = self.session.config, self.choice
         plan = self._plan_of(specs)
         planned = () if plan is None else declared_buckets(plan, specs, self.session)
@@ -117,7 +151,6 @@ class Layouts:
             report_of(self.session).laid_out(layout)
             self.residuals.add(layout, wanted)
             yield Declared(layout, members, on_gpu)
-        self._so_far.tensors += len(specs)
 
     def _declarations(self, default: Declaration) -> Iterator[tuple[Declaration, tuple[int, ...]]]:
         if self._whole:

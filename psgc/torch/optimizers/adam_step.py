@@ -65,7 +65,10 @@ def gradient_of(parameter: torch.Tensor, group: Options) -> torch.Tensor:
     gradient = parameter.grad
     assert gradient is not None
     if gradient.layout != torch.strided:
-        raise UsageError("psgc carries dense gradients: use sparse=False in embedding layers")
+        raise UsageError(
+            "this optimizer takes dense gradients: use sparse=False in embedding layers, or DistributedOptimizer(torch.optim.SparseAdam(...), "
+            "sparse=[names])"
+        )
     if group["weight_decay"] and not group["decoupled_weight_decay"]:
         return gradient.add(parameter, alpha=group["weight_decay"])
     return gradient

@@ -40,14 +40,18 @@ class Distributed(torch.optim.Optimizer):
     def _psgc_join(
         self, session: Session, names: dict[torch.Tensor, str], choice: Choice, passes: int,
         rates: Callable[[], tuple[float, ...]] | None = None, late: bool | None = None, as_views: bool = False,
+        sparse: frozenset[str] = frozenset(),
     ) -> None:  # fmt: skip
-        """Become one of the session's optimizers. names: of parameters; those without one are called param.GROUP.INDEX."""
+        """Become one of the session's optimizers. names: of parameters; those without one are called param.GROUP.INDEX.
+        sparse: names of those whose gradients are."""
         late = session.config.late_synchronization if late is None else late
         number = api.next_number(session, "optimizer")
         amp.install()
         self._psgc_names = names
         session.expect_names(f"{kind}.{name}" for kind in ("Gradient", "Parameter") for name in sorted(names.values()))
-        exchange: GradientExchange[GradientBucket] = GradientExchange(session, f"optimizer{number}", choice, rates, turn=number)
+        exchange: GradientExchange[GradientBucket] = GradientExchange(
+            session, f"optimizer{number}", choice, rates, turn=number, sparse=sparse
+        )
         self._psgc_gradients = BackwardGradients(exchange, passes, late, self._psgc_parameters, as_views)
         self._psgc_completing = Completing(self._psgc_gradients)
         add_optimizer(self._psgc_gradients)

@@ -14,6 +14,7 @@ import torch
 from psgc.errors import UsageError
 from psgc.torch.auto.observing import observe
 from psgc.torch.gradients.linearity import CodecAdvice, learning_rates
+from psgc.torch.gradients.rows import Sparse, rows_among
 from psgc.torch.optimizers.asynchronous import make_asynchronous
 from psgc.torch.optimizers.averaging import Distributed
 from psgc.torch.optimizers.overlapped import check_overlapped, overlapped
@@ -30,7 +31,7 @@ Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 def DistributedOptimizer(  # noqa: N802 - BytePS's and Horovod's name
     optimizer: Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None, compression: Given = None,
     backward_passes_per_step: int = 1, residuals_follow_lr: bool = False, late_synchronization: bool | None = None,
-    gradient_as_bucket_view: bool = False, overlapped_step: bool = False,
+    gradient_as_bucket_view: bool = False, overlapped_step: bool = False, sparse: Sparse = (),
 ) -> Optimizer:  # fmt: skip
     """Make ``optimizer`` average its gradients over all workers before each step. Returns the same object, now of a subclass of its
     class: schedulers and scalers that know it go on working.
@@ -56,6 +57,10 @@ def DistributedOptimizer(  # noqa: N802 - BytePS's and Horovod's name
                       step(). Parameters and state are the same, bit for bit, for optimizers that treat each parameter by itself (SGD, Adam, AdamW, ...). A
                       script that reads or clips gradients calls ``synchronize()`` before; step() is then the whole one, as under GradScaler.
 
+    sparse:           names of parameters whose gradients are sparse (patterns as of a rule: ``["embedding.weight"]``, ``["*.table"]``), or a model whose
+                      embeddings with sparse=True are meant. Their rows travel, uncompressed; the mean is a coalesced sparse tensor in p.grad, of the rows
+                      that any rank has used. Every rank must name the same. Other parameters' gradients are dense.
+
     Gradients leave during backward, and the backward that completes the step returns with the mean over all ranks in p.grad, to be
     clipped or looked at. A further backward before step() adds the mean of what it has added. All ranks must run the same number of
     backwards a step; one that has none takes part in step(). Under late synchronization leave p.grad alone until it is synchronized:
@@ -77,6 +82,7 @@ def DistributedOptimizer(  # noqa: N802 - BytePS's and Horovod's name
     names = names_of(optimizer, named_parameters)
     refuse_foreign(optimizer, names)
     choice.check(names)
+    rows = rows_among(session, sparse, names, choice, "DistributedOptimizer")
     if overlapped_step:
         refuse_lbfgs(optimizer, "overlapped_step")
         check_overlapped(session, choice, late_synchronization)
@@ -90,7 +96,7 @@ def DistributedOptimizer(  # noqa: N802 - BytePS's and Horovod's name
         return make_asynchronous(optimizer, session, names, choice)
     rates = learning_rates(optimizer) if residuals_follow_lr else None
     distributed = overlapped(optimizer) if overlapped_step else become(optimizer, Distributed)
-    distributed._psgc_join(session, names, choice, backward_passes_per_step, rates, late_synchronization, gradient_as_bucket_view)
+    distributed._psgc_join(session, names, choice, backward_passes_per_step, rates, late_synchronization, gradient_as_bucket_view, rows)
     observe(distributed._psgc_gradients.exchange, names)
     distributed._psgc_gradients.advice = CodecAdvice()
     distributed._psgc_gradients.watch()

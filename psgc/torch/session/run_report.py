@@ -230,7 +230,9 @@ def described(layout: Layout, rank: int) -> str:
     for bucket, part in ((of, part) for of in buckets for part in of.parts):
         round_ = layout.scheme(bucket).rounds(part.numel)[part.round]
         carried += round_.pair.push.payload_bound(round_.numel) + round_.pair.pull.payload_bound(round_.numel)
-    if any(codec.startswith(f"{SCRIPT_CODEC}:") for codec in codecs):  # its payloads take what the script likes
+    if any(
+        codec.startswith((f"{SCRIPT_CODEC}:", "rows:")) for codec in codecs
+    ):  # payloads take what the script likes, or the rows that it uses
         bytes_ = f"at most {amount(carried)} a step, fp32 {amount(8 * numel)}"
     else:
         bytes_ = f"{amount(carried)} a step, {_times(8 * numel / carried)} fp32, {_times(4 * numel / carried)} bf16"
