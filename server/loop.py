@@ -35,8 +35,10 @@ from psgc.processes.pool import threads_of
 from psgc.processes.reminder import Reminder
 from psgc.server.engine import Engine, Folded, KeyWork
 from psgc.server.state import NOTHING_KEPT, Commit, Effect, Fault, Fold, Restore, Retire, Send, SendResidual, ServerState, specs_of
+from psgc.server.step import Kept
 from psgc.server.store import KeyShape, KeyStore, Store
 from psgc.server.succession import Succession
+from psgc.server.weights.kept import AnswerCommit, KeptWeights, VersionCommit
 from psgc.transport.control.dealer import Dealer
 from psgc.transport.control.lifeline import Lifeline
 from psgc.transport.control.voice import ADMISSION, AWAITED, LIFELINE, Voice
@@ -89,7 +91,7 @@ class Server:
         self._scheduler = Dealer(self._context, config.root_endpoint, identity, config.dead_s, keys)
         self._gate: Gate | None = None  # opened once the keys of workers are known; until then connections wait in the kernel
         self._links = LinkSet(PacedLink.of(config.link_mbit, config.link_fd) if config.link_mbit else None)
-        self._store = Store(succession.segments() if self._follows else ())
+        self._store = Store(succession.segments() if self._follows else (), succession.keep)
         self._topology: Topology  # once this server is admitted
         self._former_layouts = 0  # that a former process has served: workers are let in once they are served again
         self._stepped = False  # the launcher has been told that this process has completed a step
@@ -222,9 +224,10 @@ class Server:
                     self._engine.start(effect, work, store)
             elif isinstance(effect, Commit):
                 self._store.keys[effect.key].commit(effect)
-                if not self._stepped:
-                    self._stepped = True
-                    self._launcher.tell("stepped")
+                self._has_stepped()
+            elif isinstance(effect, VersionCommit | AnswerCommit):
+                self._store.weights[effect.key].commit(effect)
+                self._has_stepped()
             elif isinstance(effect, SendResidual):
                 self._send_residual(effect)
             elif isinstance(effect, Restore):
@@ -235,6 +238,12 @@ class Server:
                 self._fault(effect)
         for fold in small:  # in this thread: the result leaves at once, and is the acknowledgement
             self._fold_here(*fold)
+
+    def _has_stepped(self) -> None:
+        """The launcher starts a server again without limit as long as its processes complete something."""
+        if not self._stepped:
+            self._stepped = True
+            self._launcher.tell("stepped")
 
     def _fold_here(self, fold: Fold, work: KeyWork, store: KeyStore) -> None:
         try:
@@ -394,13 +403,6 @@ class Server:
         state = self._state
         assert state is not None
         specs, costs = specs_of(layout, state.index, state.workers)
-        if layout.id <= self._former_layouts and any(spec.rule is not None for spec in specs):
-            self._fault(
-                Fault(
-                    f"server {state.index} was started again, but weights that it held ({layout.name!r}) are lost with its former process"
-                )
-            )
-            return
         by_key = {spec.key: spec for spec in specs}
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("serving layout=%d name=%s parts=%s", layout.id, layout.name, " ".join(map(key_text, by_key)))
@@ -411,13 +413,12 @@ class Server:
                 continue
             pair = layout.scheme(bucket).rounds(part.numel)[part.round].pair
             if spec.rule is not None:
-                self._store.add_weights(part.key, spec.rule, pair, spec.numel)
+                self._store.add_weights(part.key, spec.rule, pair, spec.numel, state.workers)
                 continue
             streams = layout.number, layout.seed, layout.past_steps
             self._works[part.key] = KeyWork(spec, pair, bucket.index, part.offset, spec.root is not None, *streams)
             shapes.append(KeyShape(part.key, pair.pull.payload_bound(spec.numel), spec.numel if spec.pull_feedback else 0))
-        for number, segment in self._store.add_keys(shapes):
-            self._succession.keep(number, segment)
+        self._store.add_keys(shapes)
         if self._trace is not None:
             self._trace.laid_out(layout)
         keys = [self._store.keys[shape.key] for shape in shapes]
@@ -425,9 +426,15 @@ class Server:
             self._retire(Retire(tuple(by_key)))
             state.forget(layout.id)
         else:
-            self._apply(state.register(layout, specs, costs, {key.shape.key: key.kept for key in keys} if self._follows else NOTHING_KEPT))
+            self._apply(state.register(layout, specs, costs, self._kept(by_key) if self._follows else NOTHING_KEPT))
         self._tell_scheduler(Kind.KEYS_READY, plan=layout.id)
         self._open_gate()
+
+    def _kept(self, keys: Iterable[int]) -> dict[int, Kept | KeptWeights]:
+        """What a former process has kept of these keys; weights of which it has kept nothing begin anew."""
+        held = {key: self._store.weights[key].kept for key in keys if key in self._store.weights}
+        kept: dict[int, Kept | KeptWeights] = {key: of for key, of in held.items() if of is not None}
+        return kept | {key: self._store.keys[key].kept for key in keys if key not in held}
 
     def _tell_scheduler(self, kind: Kind, body: bytes = b"", *, plan: int = 0) -> None:
         sender = UNASSIGNED_SENDER if self._state is None else SERVER_SENDER + self._state.index

@@ -16,12 +16,13 @@ from psgc.layout.update_rule import UpdateRule
 from psgc.processes.absence import Absence, younger
 from psgc.processes.reminder import LONGEST_S, Reminder
 from psgc.server.step import FOLD_RANKS, NO_SLOT, SMALL_BYTES, Action, Commit, Fold, Kept, KeySpec, KeyState, Lend, Reply, Restore
+from psgc.server.weights.kept import AnswerCommit, KeptWeights, VersionCommit
 from psgc.server.weights.key import WeightsKey
 from psgc.server.window import Window
 from psgc.wire.frames import SERVER_SENDER, Header, Kind
 from psgc.wire.messages import MEASURE_BYTES, ErrorCode, Notice, encode_body
 
-NOTHING_KEPT: Final[Mapping[int, Kept]] = MappingProxyType({})
+NOTHING_KEPT: Final[Mapping[int, Kept | KeptWeights]] = MappingProxyType({})
 Peer = Any  # a connection of the loop's; this module only compares and hashes it
 
 
@@ -55,7 +56,7 @@ class Retire(NamedTuple):
     keys: tuple[int, ...]
 
 
-Effect = Send | SendResidual | Fold | Commit | Restore | Retire | Fault
+Effect = Send | SendResidual | Fold | Commit | VersionCommit | AnswerCommit | Restore | Retire | Fault
 
 
 @dataclass(slots=True)
@@ -93,7 +94,9 @@ class ServerState:
     absence: Absence = field(default_factory=lambda: Absence(1.0))  # of this server, which ticks once a heartbeat
     named: dict[tuple[int, ...], Reminder] = field(default_factory=dict)  # awaited ranks; kept for a while after they came
 
-    def register(self, layout: Layout, specs: list[KeySpec], costs: list[int], kept: Mapping[int, Kept] = NOTHING_KEPT) -> list[Effect]:
+    def register(
+        self, layout: Layout, specs: list[KeySpec], costs: list[int], kept: Mapping[int, Kept | KeptWeights] = NOTHING_KEPT
+    ) -> list[Effect]:
         """Serve the parts of ``layout`` that are on this server, given in the plan's order with the room that each needs.
         A repeated registration changes nothing. Ad-hoc and broadcast keys have room of their own. kept: by key, what a former process has kept."""
         if layout.id in self.retired:
@@ -104,9 +107,13 @@ class ServerState:
                 self.keys[spec.key] = _Key(KeyState(spec) if spec.rule is None else self._weights(spec, spec.rule), part)
             for key, of_key in kept.items():
                 state = self.keys[key].state
-                assert isinstance(state, KeyState)
-                state.take_up(of_key)
-            steps = [self.keys[spec.key].state.step - 1 for spec in specs] if kept else []
+                if isinstance(state, WeightsKey):
+                    assert isinstance(of_key, KeptWeights)
+                    state.take_up(of_key)
+                else:
+                    assert isinstance(of_key, Kept)
+                    state.take_up(of_key)
+            steps = [self.keys[spec.key].state.step - 1 for spec in specs] if kept and layout.kind != "weights" else []
             self.windows[layout.id] = Window(costs, budget, steps)
         return [self._window(peer, layout.id) for peer in self.ranks]
 
@@ -309,7 +316,7 @@ class ServerState:
         reply = Header(Kind.MEASURE, payload_bytes=header.payload_bytes)
         return Send(self.peers[rank], self._stamp(reply), bytes(header.payload_bytes))
 
-    def _effects(self, entry: _Key, actions: list[Action], now: float) -> list[Effect]:
+    def _effects(self, entry: _Key, actions: Sequence[Action | VersionCommit | AnswerCommit], now: float) -> list[Effect]:
         effects: list[Effect] = []
         grown = False
         for action in actions:

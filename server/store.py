@@ -1,13 +1,11 @@
 """A server's memory, which survives its process: results and residuals in sealed memfds, double-buffered, with commit records that are
 written last.
 
-All keys lie in one arena. Each has a block there: a label of 64 bytes, two records of 64 bytes, two result buffers, and two residual buffers
-if the pull codec keeps a residual. A segment is a sequence of blocks that ends at the first one without a label, so the memory describes
-itself, and a process that takes the place of another finds all keys in the segments alone. A step writes the buffers that the newest whole record does not
-name, then the older record; so a whole record names complete buffers at any time, wherever the process ended. A key that was removed keeps its label; its
-record says so.
+All keys lie in one arena (``blocks.py``). Each has a block there: two records of 64 bytes, two result buffers, and two residual buffers
+if the pull codec keeps a residual. A step writes the buffers that the newest whole record does not
+name, then the older record; so a whole record names complete buffers at any time, wherever the process ended. A key that was removed keeps its block; its
+record says so. Weights have blocks of their own (``weights/versions.py``).
 
-    label:  u64 key, u64 bytes of a result buffer, u64 elements of a residual, u64 LABELLED (written last)
     record: u64 sequence before, u64 step, u32 flags, u32 contributors, i32 result's buffer, i32 newest buffer with a payload, u64 payload bytes of buffer 0,
             u64 of buffer 1, f32 rescale, u16 residual's buffer, u16 add back, u64 sequence after (written last)
 """
@@ -15,7 +13,7 @@ record says so.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -23,22 +21,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psgc.codecs import CodecPair
-from psgc.errors import PayloadError, PsgcError
+from psgc.errors import PayloadError
 from psgc.layout.update_rule import UpdateRule
+from psgc.server.blocks import BlockId, Blocks, Of
 from psgc.server.step import NO_SLOT, Commit, Kept, Result
 from psgc.server.weights.versions import Versions
-from psgc.transport.memory.arena import Arena
 from psgc.transport.memory.segment import Place, Segment, aligned
 
-LABEL: Final = struct.Struct("<QQQQ")
-LABELLED: Final = 0x79656B2063677370  # "psgc key"
-LABEL_BYTES: Final = 64
 RECORD: Final = struct.Struct("<QQIIiiQQfHHQ")
 RECORD_BYTES: Final = 64
 RECORDS_BYTES: Final = 2 * RECORD_BYTES
 NO_SEQUENCE: Final = bytes(8)
 REMOVED: Final = (1 << 64) - 1  # the sequence of the record of a key that was removed
-assert LABEL.size <= LABEL_BYTES
 assert RECORD.size == RECORD_BYTES
 NOTHING: Final = Kept(None)
 Bytes = NDArray[np.uint8]
@@ -65,24 +59,20 @@ class Record:
 
 
 class KeyStore:
-    """One key's buffers over shared memory. A block that has a label is taken up as its former process left it."""
+    """One key's buffers over shared memory, which is as a former process has left it or of zeros."""
 
     def __init__(self, shape: KeyShape, block: Place) -> None:
         self.shape = shape
         self._block = block
-        records = LABEL_BYTES
-        first = records + RECORDS_BYTES
+        first = RECORDS_BYTES
         second = first + aligned(shape.result_bytes)
         residual = second + aligned(shape.result_bytes)
-        self._records = block.bytes[records:first].data
+        self._records = block.bytes[:first].data
         self._results = tuple(block.part(start, shape.result_bytes) for start in (first, second))
         size = 4 * shape.residual_numel
         starts = (residual, residual + aligned(size)) if size else ()
         self._residuals = tuple(block.bytes[start : start + size].view(np.float32) for start in starts)
-        if LABEL.unpack(block.bytes[: LABEL.size].tobytes()) != (shape.key, shape.result_bytes, shape.residual_numel, LABELLED):
-            block.bytes[: LABEL.size] = np.frombuffer(LABEL.pack(shape.key, shape.result_bytes, shape.residual_numel, 0), np.uint8)
-            block.bytes[LABEL.size - 8 : LABEL.size] = np.frombuffer(LABELLED.to_bytes(8, "little"), np.uint8)
-        record = read_record(block.bytes[records:first]) or Record()
+        record = read_record(block.bytes[:first]) or Record()
         self._sequence, self.residual_slot = record.sequence, record.residual_slot  # the latter: the buffer of the committed residual
         self._lengths = list(record.lengths)  # payload bytes in each result buffer
         self._newest = record.kept.newest
@@ -91,7 +81,7 @@ class KeyStore:
 
     @staticmethod
     def bytes_needed(shape: KeyShape) -> int:
-        return LABEL_BYTES + RECORDS_BYTES + 2 * aligned(shape.result_bytes) + 2 * aligned(4 * shape.residual_numel)
+        return RECORDS_BYTES + 2 * aligned(shape.result_bytes) + 2 * aligned(4 * shape.residual_numel)
 
     def populate(self) -> None:
         """Make its pages, from any thread and without the GIL. Raises OSError where there is no memory."""
@@ -103,8 +93,7 @@ class KeyStore:
             self._sequence, records = REMOVED, np.frombuffer(self._records, np.uint8)
             records[-8:] = records[RECORD_BYTES - 8 : RECORD_BYTES] = 0
             RECORD.pack_into(self._records, 0, REMOVED, 0, 0, 0, NO_SLOT, NO_SLOT, 0, 0, 1.0, 0, 0, REMOVED)
-        first = LABEL_BYTES + RECORDS_BYTES
-        self._block.part(first, self._block.bytes.nbytes - first).release()
+        self._block.part(RECORDS_BYTES, self._block.bytes.nbytes - RECORDS_BYTES).release()
 
     @property
     def removed(self) -> bool:
@@ -183,66 +172,44 @@ def read_record(records: Bytes) -> Record | None:
     return found
 
 
-def find_blocks(segment: Bytes) -> Iterator[tuple[KeyShape, slice]]:
-    """The shape of every key in a segment's memory, and where its block lies, whichever process has written it."""
-    start = 0
-    while start + LABEL_BYTES <= len(segment):
-        key, result_bytes, residual_numel, labelled = LABEL.unpack(segment[start : start + LABEL.size].tobytes())
-        shape = KeyShape(key, result_bytes, residual_numel)
-        end = start + KeyStore.bytes_needed(shape)
-        if labelled != LABELLED or end > len(segment):
-            return
-        yield shape, slice(start, end)
-        start = end
-
-
 class Store:
-    """All keys of this server. former: the segments that a former process has left, in their order; its keys are taken up from them."""
+    """All keys of this server. former: the segments that a former process has left, in their order; its keys are taken up from them. keep: told of each new
+    segment, with its number, before anything is in it."""
 
-    def __init__(self, former: Iterable[Segment] = ()) -> None:
+    def __init__(self, former: Iterable[Segment] = (), keep: Callable[[int, Segment], None] | None = None) -> None:
         self.keys: dict[int, KeyStore] = {}
-        self._left: dict[int, tuple[KeyShape, Place]] = {}  # by key, what a former process has left and nobody has taken up yet
         self.weights: dict[int, Versions] = {}
-        self._arena = Arena("psgc-store")
-        self._weights_arena = Arena("psgc-weights")
-        for segment in former:
-            used = 0
-            for shape, where in find_blocks(segment.bytes):
-                used = where.stop
-                self._left[shape.key] = shape, Place(segment, where.start, segment.bytes[where])
-            self._arena.adopt(segment, used)
+        self._blocks = Blocks("psgc-store", former, keep)
 
-    def add_keys(self, shapes: list[KeyShape]) -> list[tuple[int, Segment]]:
-        """Make room for these keys, or take them up. Returns the segments that this created, with their numbers. Keys that exist already stay as they are.
-        Raises PsgcError for a key that a former process has left in another shape."""
-        segments = self._arena.segments
-        before = len(segments)
+    @property
+    def segments(self) -> dict[int, Segment]:
+        """All memory, by number."""
+        return self._blocks.segments
+
+    def add_keys(self, shapes: Iterable[KeyShape]) -> None:
+        """Make room for these keys, or take them up. Keys that exist already stay as they are. Raises PsgcError for a key that a former process has left in
+        another shape."""
         for shape in shapes:
-            if shape.key in self.keys:
-                continue
-            left, block = self._left.pop(shape.key, (shape, None))
-            if left != shape:
-                raise PsgcError(f"what a former process of this server has left is of {left}, not of {shape}")
-            self.keys[shape.key] = KeyStore(shape, self._arena.cut(KeyStore.bytes_needed(shape)) if block is None else block)
-        return [(number, segments[number]) for number in range(before, len(segments))]
+            if shape.key not in self.keys:
+                of, sizes = BlockId(Of.KEY, shape.key), (shape.result_bytes, shape.residual_numel)
+                self.keys[shape.key] = KeyStore(shape, self._blocks.block(of, sizes, KeyStore.bytes_needed(shape)))
 
     def remove_keys(self, keys: Iterable[int]) -> None:
         """Give back the memory of keys that nobody needs any more."""
         for key in keys:
             self.keys.pop(key).release()
 
-    def add_weights(self, key: int, rule: UpdateRule, pair: CodecPair, numel: int) -> None:
-        """Hold weights. Memory for them is made as it is needed. A key that exists already stays as it is."""
+    def add_weights(self, key: int, rule: UpdateRule, pair: CodecPair, numel: int, ranks: int) -> None:
+        """Hold weights, or take them up. Memory for versions is made as it is needed. A key that exists already stays as it is. Raises as ``add_keys``."""
         if key not in self.weights:
-            self.weights[key] = Versions(rule, pair, numel, self._weights_arena)
+            self.weights[key] = Versions(key, rule, pair, numel, ranks, self._blocks)
 
     def place(self, key: int, slot: int) -> Place:
         """Where a result, or a version of weights, lies."""
         return self.weights[key].place(slot) if key in self.weights else self.keys[key].place(slot)
 
     def close(self) -> None:
-        self._arena.close()
-        self._weights_arena.close()
+        self._blocks.close()
 
 
-__all__ = ["KeyShape", "KeyStore", "Record", "Store", "find_blocks", "read_record"]
+__all__ = ["KeyShape", "KeyStore", "Record", "Store", "read_record"]

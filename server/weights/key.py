@@ -7,28 +7,32 @@ each later skip brings nothing: both are answered with the weights as they are, 
 
 Invariants: a delta is applied exactly once; an answer to a push has this push and all earlier ones of its rank in it; a version that a rank may still read, or
 that is the newest, is never written; so at most one version for each rank, the newest, and the one being written exist. A rank may read its version until its
-next step comes, because it sends that only after it has decoded the last answer.
+next step comes, because it sends that only after it has decoded the last answer. What of this outlives the process is committed (``kept.py``).
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from psgc.errors import RemoteProtocolError
 from psgc.layout.update_rule import UpdateRule
-from psgc.server.step import NO_SLOT, Action, Fold, KeySpec, Lend, Reply, Restore, Result
+from psgc.server.step import NO_SLOT, Fold, KeySpec, Lend, Reply, Restore, Result
+from psgc.server.weights.kept import AnswerCommit, KeptWeights, VersionCommit
 from psgc.server.weights.pace import Pace
 from psgc.wire.frames import Flag, Header, Kind
 from psgc.wire.messages import RESIDUAL_NUMEL, ErrorCode
+
+Action = Reply | Fold | Lend | Restore | VersionCommit | AnswerCommit
 
 
 @dataclass(slots=True)
 class _Rank:
     """One rank's state. step: its last step that has arrived; answered: its last answered step; applied: whether ``step``'s delta is in the weights; slot:
     the version that the rank may be reading; version: the last one that it was given; queued: whether the answer to ``answered`` has been queued on its present
-    connection."""
+    connection; heard: whether this process has heard from it, so that there is somebody to answer."""
 
     step: int = 0
     answered: int = 0
@@ -37,6 +41,7 @@ class _Rank:
     version: int = 0
     result: Result | None = None
     queued: bool = False
+    heard: bool = True
 
 
 @dataclass(slots=True)
@@ -63,9 +68,25 @@ class WeightsKey:
         self.pace = Pace([0] * self.workers, self.rule.staleness)
         self._ranks = [_Rank() for _ in range(self.workers)]
 
+    def take_up(self, kept: KeptWeights) -> None:
+        """Go on from what a former process of this server has kept. Deltas that were not applied workers send again."""
+        self.step, self.current, self.poisoned = kept.version, kept.slot, kept.poisoned
+        self._contributors, self._payload_bytes = kept.contributors, kept.payload_bytes
+        for rank, of in enumerate(kept.ranks):
+            self.pace.pushes[rank], mine = of.pushes, self._ranks[rank]
+            mine.step, mine.answered, mine.version, mine.heard = max(of.applied, of.answered), of.answered, of.version, False
+            if mine.step == of.answered > 0 and rank not in self.pace.left:  # else it has decoded that answer
+                poisoned = of.slot == NO_SLOT
+                mine.result = Result(
+                    of.answered, Flag.NONFINITE if poisoned else Flag.NONE, of.contributors, of.slot, 0 if poisoned else self._payload_bytes
+                )
+                mine.slot = of.slot
+                self._readers[of.slot] += not poisoned
+
     def contribute(self, rank: int, header: Header, payload: Any) -> list[Action]:
         """Handle a PUSH or SKIP of this key. Repeats are acknowledged and answered, but never applied again. Raises RemoteProtocolError."""
         mine = self._ranks[rank]
+        mine.heard = True
         if header.step <= mine.step:
             return self._again(rank, header.step)
         if header.step != mine.step + 1 or mine.answered != mine.step:
@@ -95,10 +116,11 @@ class WeightsKey:
         self.current, self._payload_bytes, self._contributors = slot, payload_bytes, len(ranks)
         for rank in ranks:
             self._count(rank)
-        return [*(self._ack(rank, self._ranks[rank].step) for rank in ranks), *self._release(), *self._advance()]
+        return [self._made(ranks), *(self._ack(rank, self._ranks[rank].step) for rank in ranks), *self._release(), *self._advance()]
 
     def pull(self, rank: int, step: int) -> list[Action]:
         """Answer a PULL, which asks after an answer that may be lost. Raises RemoteProtocolError, with PUSH_MISSING if this step never came."""
+        self._ranks[rank].heard = True
         if step > self._ranks[rank].step:
             raise RemoteProtocolError(f"{self.spec.describe()}: no step {step} of worker {rank} has come", ErrorCode.PUSH_MISSING)
         return self._again(rank, step) if step == self._ranks[rank].step else []
@@ -221,7 +243,12 @@ class WeightsKey:
         self._payloads.clear()
         for each in pushed:
             self._count(each)
-        return [*(self._ack(each, self._ranks[each].step) for each in pushed), *self._release()]
+        return [self._made(pushed), *(self._ack(each, self._ranks[each].step) for each in pushed), *self._release()]
+
+    def _made(self, ranks: Iterable[int]) -> VersionCommit:
+        """The key's weights are now the newest version, or NaN, and the deltas of these ranks are in them."""
+        applied = tuple((rank, self._ranks[rank].step) for rank in ranks)
+        return VersionCommit(self.spec.key, self.step, self.current, self._contributors, self._payload_bytes, self.poisoned, applied)
 
     def _count(self, rank: int) -> None:
         """The rank's delta is in the weights. Its first step is none."""
@@ -256,12 +283,13 @@ class WeightsKey:
         if not self._begun:
             return []
         return [
-            self._answer(rank)
+            action
             for rank, mine in enumerate(self._ranks)
-            if mine.answered < mine.step and mine.applied and self.pace.may_go_on(rank)
+            if mine.answered < mine.step and mine.applied and mine.heard and self.pace.may_go_on(rank)
+            for action in self._answer(rank)
         ]
 
-    def _answer(self, rank: int) -> Reply:
+    def _answer(self, rank: int) -> list[Action]:
         mine = self._ranks[rank]
         if self.poisoned:
             mine.result = Result(mine.step, Flag.NONFINITE, self._contributors)
@@ -270,7 +298,8 @@ class WeightsKey:
             self._readers[mine.slot] += 1
             mine.result = Result(mine.step, Flag.NONE, self._contributors, mine.slot, self._payload_bytes)
         mine.answered = mine.step
-        return self._send(rank)
+        _, _, contributors, slot, _ = mine.result
+        return [AnswerCommit(self.spec.key, rank, mine.step, self.step, slot, contributors), self._send(rank)]
 
     def _send(self, rank: int) -> Reply:
         mine = self._ranks[rank]
@@ -288,7 +317,7 @@ class WeightsKey:
         mine = self._ranks[rank]
         if step == mine.answered and not mine.queued:
             return [self._ack(rank, step), self._send(rank)]
-        return [self._ack(rank, step)]
+        return [self._ack(rank, step), *self._release()]
 
     def _give_up(self, mine: _Rank) -> None:
         """The rank reads its version no more."""

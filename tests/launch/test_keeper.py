@@ -12,8 +12,9 @@ import pytest
 
 from psgc.errors import PsgcError
 from psgc.launch.supervision.keeper import Keeper
+from psgc.server.blocks import LABEL, LABEL_BYTES, find_blocks
 from psgc.server.step import NO_SLOT, Commit, Kept, Result
-from psgc.server.store import LABEL_BYTES, RECORD_BYTES, RECORDS_BYTES, KeyShape, KeyStore, Record, Store, find_blocks, read_record
+from psgc.server.store import RECORD_BYTES, RECORDS_BYTES, KeyShape, KeyStore, Record, Store, read_record
 from psgc.transport.memory.keeper_wire import Left, recv_left, send_forget, send_segment
 from psgc.transport.memory.segment import Segment
 from psgc.wire.frames import Flag
@@ -25,9 +26,9 @@ from psgc.server.store import KeyShape, Store
 from psgc.transport.memory.keeper_wire import send_segment
 from psgc.wire.frames import Flag
 store = Store()
-((number, segment),) = store.add_keys([KeyShape(4, 100, 0), KeyShape(5, 8, 4)])
+store.add_keys([KeyShape(4, 100, 0), KeyShape(5, 8, 4)])
 store.add_keys([KeyShape(6, 8, 0)])
-send_segment(socket.socket(fileno=int(os.environ["PSGC_KEEPER_FD"])), f"store-{number}", segment.fd, segment.nbytes)
+send_segment(socket.socket(fileno=int(os.environ["PSGC_KEEPER_FD"])), "store-0", store.segments[0].fd, store.segments[0].nbytes)
 store.keys[5].result(1)[:] = list(b"answered")
 store.keys[5].commit(Commit(5, Result(7, Flag.NONE, 2, 1, 8), True))
 os.kill(os.getpid(), signal.SIGKILL)
@@ -46,15 +47,17 @@ def test_what_a_killed_server_committed_is_still_there() -> None:
             selector.select(timeout=5)
     fd, nbytes = keeper.segments["store-0"]
     segment = Segment(os.dup(fd), nbytes)
-    shapes = [shape for shape, _ in find_blocks(segment.bytes)]
+    shapes = [KeyShape(found.id.key, *found.shape) for found in find_blocks(segment.bytes)]
     assert shapes == [KeyShape(4, 100, 0), KeyShape(5, 8, 4), KeyShape(6, 8, 0)], "the memory alone says what is in it"
-    store = Store([segment])
-    assert store.add_keys(shapes) == [], "no memory is made for what is there"
+    made: list[int] = []
+    store = Store([segment], lambda number, _: made.append(number))
+    store.add_keys(shapes)
+    assert made == [], "no memory is made for what is there"
     assert [store.keys[key].kept for key in (4, 5, 6)] == [Kept(None), Kept(Result(7, Flag.NONE, 2, 1, 8), 1), Kept(None)]
     assert store.keys[5].result(1).tobytes() == b"answered"
     assert store.keys[5].residual_slot == 1
-    ((number, _),) = store.add_keys([KeyShape(7, 8 << 20, 0)])
-    assert number == 1, "further segments follow"
+    store.add_keys([KeyShape(7, 8 << 20, 0)])
+    assert made == [1], "further segments follow, and are kept before anything is in them"
     store.close()
     keeper.close()
 
@@ -62,7 +65,8 @@ def test_what_a_killed_server_committed_is_still_there() -> None:
 @pytest.mark.parametrize("written", range(RECORD_BYTES + 1))
 def test_wherever_the_process_ends_in_a_record_the_one_before_counts_or_the_whole_new_one(written: int) -> None:
     store = Store()
-    ((_, segment),) = store.add_keys([KeyShape(5, 8, 4)])
+    store.add_keys([KeyShape(5, 8, 4)])
+    segment = store.segments[0]
     key = store.keys[5]
     assert key.kept == Kept(None), "nothing was committed yet"
     results = Result(1, Flag.NONE, 1, 0, 8), Result(2, Flag.SKIPPED, 0), Result(3, Flag.NONE, 2, 1, 7)
@@ -88,7 +92,8 @@ def test_wherever_the_process_ends_in_a_record_the_one_before_counts_or_the_whol
 
 def test_the_last_word_of_a_record_is_what_makes_it_count() -> None:
     store = Store()
-    ((_, segment),) = store.add_keys([KeyShape(5, 8, 0)])
+    store.add_keys([KeyShape(5, 8, 0)])
+    segment = store.segments[0]
     store.keys[5].commit(Commit(5, Result(1, Flag.NONE, 1, 0, 8), False))
     records = segment.bytes[LABEL_BYTES:][:RECORDS_BYTES]
     assert read_record(records) == Record(1, Kept(Result(1, Flag.NONE, 1, 0, 8), 0), (8, 0))
@@ -99,7 +104,8 @@ def test_the_last_word_of_a_record_is_what_makes_it_count() -> None:
 
 def test_a_restored_residual_and_its_unit_outlive_the_process() -> None:
     store = Store()
-    ((_, segment),) = store.add_keys([KeyShape(5, 8, 4)])
+    store.add_keys([KeyShape(5, 8, 4)])
+    segment = store.segments[0]
     store.keys[5].restore(1, b"\0\0\x80\x3f" * 2, 0.25)
     again = Store([Segment(os.dup(segment.fd), segment.nbytes)])
     again.add_keys([KeyShape(5, 8, 4)])
@@ -113,7 +119,8 @@ def test_a_restored_residual_and_its_unit_outlive_the_process() -> None:
 
 def test_a_key_of_another_shape_is_not_taken_up() -> None:
     store = Store()
-    ((_, segment),) = store.add_keys([KeyShape(5, 8, 4)])
+    store.add_keys([KeyShape(5, 8, 4)])
+    segment = store.segments[0]
     again = Store([Segment(os.dup(segment.fd), segment.nbytes)])
     with pytest.raises(PsgcError, match="former process"):
         again.add_keys([KeyShape(5, 8, 3)])
@@ -124,7 +131,8 @@ def test_a_key_of_another_shape_is_not_taken_up() -> None:
 def test_a_key_that_was_removed_has_no_result_and_those_behind_it_are_still_found() -> None:
     store = Store()
     shapes = [KeyShape(5, 1 << 20, 0), KeyShape(6, 8, 0)]
-    ((_, segment),) = store.add_keys(shapes)
+    store.add_keys(shapes)
+    segment = store.segments[0]
     for key in (5, 6):
         store.keys[key].result(0)[:8] = list(b"answered")
         store.keys[key].commit(Commit(key, Result(1, Flag.NONE, 1, 0, 8), False))
@@ -139,13 +147,14 @@ def test_a_key_that_was_removed_has_no_result_and_those_behind_it_are_still_foun
 
 def test_a_segment_is_read_up_to_the_first_key_that_has_no_label_or_does_not_fit() -> None:
     store = Store()
-    ((_, segment),) = store.add_keys([KeyShape(5, 8, 0), KeyShape(6, 8, 0)])
-    assert [shape.key for shape, _ in find_blocks(segment.bytes)] == [5, 6]
-    label = KeyStore.bytes_needed(KeyShape(5, 8, 0))
-    assert [shape.key for shape, _ in find_blocks(segment.bytes[: label + LABEL_BYTES])] == [5]
-    segment.bytes[label + 31] = 0  # the writer died in the middle of the label
-    assert [shape.key for shape, _ in find_blocks(segment.bytes)] == [5]
-    segment.bytes[8:16] = 255  # whatever it says, it is read within the segment
+    store.add_keys([KeyShape(5, 8, 0), KeyShape(6, 8, 0)])
+    segment = store.segments[0]
+    assert [found.id.key for found in find_blocks(segment.bytes)] == [5, 6]
+    label = LABEL_BYTES + KeyStore.bytes_needed(KeyShape(5, 8, 0))
+    assert [found.id.key for found in find_blocks(segment.bytes[: label + LABEL_BYTES])] == [5]
+    segment.bytes[label + LABEL.size - 1] = 0  # the writer died in the middle of the label
+    assert [found.id.key for found in find_blocks(segment.bytes)] == [5]
+    segment.bytes[32:40] = 255  # whatever it says, it is read within the segment
     assert list(find_blocks(segment.bytes)) == []
     store.close()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import re
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -52,15 +51,28 @@ def test_a_server_that_ends_again_and_again_without_a_step_ends_the_job_with_its
     assert re.search(r"psgc run: server 0 was killed by SIGKILL \(pid \d+\)$", err.strip()), err
 
 
-def test_a_server_that_holds_weights_ends_the_job_with_a_line_that_says_what_is_lost(launched: Any) -> None:
-    popen = launched.psgc(
-        "run", "--no-prefix", "--", sys.executable, str(JOBS / "lost_server.py"), "100000", "none", "optimizer", "0.01", PSGC_ASYNC="1"
-    )  # fmt: skip
-    launched.read_until(popen, "step")
-    Victims(popen, 1, 2).kill_one(random.Random(0))
-    status, _, err = launched.end(popen)
-    assert status
-    assert "server 0 was started again, but weights that it held" in err
+@pytest.mark.parametrize(
+    ("kind", "transport"), [("rounds", "shared memory"), ("counts", "shared memory"), ("counts", "TCP"), ("outer", "TCP")]
+)
+def test_tensors_that_servers_hold_are_those_of_a_job_whose_servers_live(launched: Any, kind: str, transport: str) -> None:
+    job = [str(JOBS / "lost_weights.py"), kind, "40", "0.01"]
+    found = []
+    for kills in (0, 4):
+        status, out, err = run_and_kill(launched, job, kills, seed=len(kind), **TRANSPORTS[transport])
+        assert status == 0, err
+        found.append(sorted(re.findall(r"^rank \d found \w+$", out, re.M)))
+    assert err.count("it is started again and goes on from what it had committed") == 4
+    assert len(found[0]) == 2
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("staleness", ["0", "unbounded"])
+def test_asynchronous_training_goes_on_after_its_servers_were_killed(launched: Any, staleness: str) -> None:
+    bound = {} if staleness == "unbounded" else {"PSGC_STALENESS": staleness}
+    job = [str(JOBS / "lost_server.py"), "40", "topk:k=0.1", "optimizer", "0.01"]
+    status, out, err = run_and_kill(launched, job, 3, seed=5, PSGC_ASYNC="1", **bound)
+    assert status == 0, err
+    assert len(re.findall(r"^rank \d found \w+$", out, re.M)) == 2
 
 
 @pytest.mark.long
@@ -74,3 +86,20 @@ def test_hundreds_of_kills_change_no_sum(launched: Any, seed: int) -> None:
     status, out, err = run_and_kill(launched, job, 25, seed, servers, workers, most=20, **TRANSPORTS[transport])
     assert status == 0, err
     assert out.count(" 0 wrong") == workers * len(codecs)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(9))
+def test_hundreds_of_kills_change_nothing_of_what_servers_hold(launched: Any, seed: int) -> None:
+    rng = random.Random(seed)
+    kind = ("rounds", "counts", "outer")[seed % 3]
+    servers, workers = rng.choice([(1, 2), (2, 2), (3, 2), (2, 3)])
+    transport = rng.choice(list(TRANSPORTS))
+    job = [str(JOBS / "lost_weights.py"), kind, "300", "0"]
+    found = []
+    for kills in (0, 25):
+        status, out, err = run_and_kill(launched, job, kills, seed, servers, workers, most=9, **TRANSPORTS[transport])
+        assert status == 0, err
+        found.append(sorted(re.findall(r"^rank \d found \w+$", out, re.M)))
+    assert len(found[0]) == workers
+    assert found[0] == found[1]

@@ -1,7 +1,8 @@
-"""A simulated job on one key of weights: the real client and server state machines over connections that delay, and are cut.
+"""A simulated job on one key of weights: the real client and server state machines over connections that delay, and are cut, and servers' processes that end.
 
 Deltas are names. A version of the weights is the list of the deltas in it, in order, so that every answer tells what it was made of. Everything follows from
-the seed. A buffer that is written while a rank may still read it shows as a version that changes after it was sent.
+the seed. A buffer that is written while a rank may still read it shows as a version that changes after it was sent. What a process leaves to the next is the
+buffers and the real records, as of the action that it was about to carry out when it ended.
 """
 
 from __future__ import annotations
@@ -13,9 +14,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from psgc.layout import Declaration, Layout, TensorSpec, build_layout
 from psgc.layout.update_rule import UNBOUNDED, UpdateRule
 from psgc.server.state import Fault, Fold, Send, ServerState, specs_of
+from psgc.server.weights.kept import AnswerCommit, VersionCommit
+from psgc.server.weights.memory import WeightsMemory
+from psgc.server.weights.rules import RuleState
+from psgc.transport.memory.segment import Place
 from psgc.wire.frames import Header, Kind
 from psgc.wire.messages import Notice, decode_body
 from psgc.worker.client import Action, Client, Failed, Greet, Result, Transmit
@@ -48,11 +55,14 @@ class WeightsJob:
     byes_lost: float = 0.0
     delay_s: float = 0.01
     init_s: float = 0.0  # when the root begins
+    crashes: int = 0
+    restart_s: float = 0.05
     versions: dict[int, tuple[Delta, ...]] = field(default_factory=dict)  # buffer -> its contents
     answers: list[tuple[int, int, tuple[Delta, ...]]] = field(default_factory=list)  # rank, pushes it has made, weights it was given
     order: list[tuple[Delta, ...]] = field(default_factory=list)  # each update's deltas
     ahead: int = 0  # most pushes that a rank, when it began its next step, was ahead of another that was still there
     faults: list[str] = field(default_factory=list)
+    restarts: int = 0
 
     def __post_init__(self) -> None:
         self.rng, self.now = random.Random(self.seed), 0.0
@@ -62,13 +72,17 @@ class WeightsJob:
         declaration = Declaration("weights.w", "weights", (TensorSpec("w", (4,), "float32"),), "none", False, rule=self.rule)
         self.layout: Layout = build_layout(declaration, layout_id=1, servers=1, workers=workers)
         self.key = self.layout.buckets[0].parts[0].key
-        self.server = ServerState(0, workers, 7, 1)
-        self.server.register(self.layout, *specs_of(self.layout, 0, workers))
+        needed = WeightsMemory.bytes_needed(workers, RuleState(UpdateRule.parse(self.rule), 0, np.float32))
+        self._block = np.zeros(needed, np.uint8)
+        self.incarnation, self.alive = 0, False
+        self._dying: int | None = None  # actions that the server's process still carries out
+        self._start()
         self.clients = [Client(rank, 7, 1, 1) for rank in range(workers)]
         self.connections = [_Connection(rank) for rank in range(workers)]
         self.pushed = [0] * workers  # pushes that were begun
         self.ended = [False] * workers
         self._reading: dict[int, tuple[int, tuple[Delta, ...]]] = {}  # rank -> buffer and what it held when it was sent
+        self._updates: dict[int, tuple[Delta, ...]] = {}  # buffer -> the deltas that its version has and the one before had not
         self._skips: deque[bool]
         for rank, client in enumerate(self.clients):
             client.add_layout(self.layout, {self.key: 0})
@@ -76,8 +90,19 @@ class WeightsJob:
             self.server.joined(self.connections[rank], rank)
             self._act(rank, client.connected(0, 0.0))
             self._at(self.init_s if rank == 0 else 0.0, self._begin, rank, rank > 0)
-        for _ in range(self.cuts):
-            self._at(self.rng.random() * sum(self.steps) * max(self.work_s), self._cut)
+        for call, times in ((self._cut, self.cuts), (self._crash, self.crashes)):
+            for _ in range(times):
+                self._at(self.rng.random() * sum(self.steps) * max(self.work_s), call)
+
+    def _start(self) -> None:
+        """A process of the server begins, from what the one before has left."""
+        workers, rule = len(self.steps), UpdateRule.parse(self.rule)
+        self.incarnation += 1
+        self.memory = WeightsMemory(Place(None, 0, self._block), workers, RuleState(rule, 0, np.float32))
+        self.server = ServerState(0, workers, 7, 1)
+        kept = self.memory.kept
+        self.server.register(self.layout, *specs_of(self.layout, 0, workers), {} if kept is None else {self.key: kept})
+        self._dying, self.alive = None, True
 
     def run(self) -> WeightsJob:
         """To the end of all ranks, or until nothing happens any more."""
@@ -102,7 +127,7 @@ class WeightsJob:
             self._begin(rank, True)
         elif self.pushed[rank] == self.steps[rank]:
             self.ended[rank] = True
-            self._at(self.now + 1.0, lambda: self._effects(self.server.left(rank, self.now)))
+            self._at(self.now + 1.0, self._tell_left, rank)
             if not self.byes_lost or self.rng.random() >= self.byes_lost:
                 self._put(self.connections[rank], self._hear_worker, Header(Kind.BYE, job=7, epoch=1, sender=rank), None)
         else:
@@ -131,12 +156,26 @@ class WeightsJob:
     # the server
 
     def _hear_worker(self, connection: _Connection, header: Header, payload: Any) -> None:
-        if self.server.peers.get(connection.rank) is connection:
+        if self.alive and self.server.peers.get(connection.rank) is connection:
             self._effects(self.server.receive(connection, header, payload, self.now))
+
+    def _tell_left(self, rank: int) -> None:
+        if self.alive:  # else the scheduler tells it again
+            self._effects(self.server.left(rank, self.now))
 
     def _effects(self, effects: Any) -> None:
         for effect in effects:
-            if isinstance(effect, Send):
+            if self._dying is not None:
+                self._dying -= 1
+                if self._dying < 0:
+                    self._die()
+                    return
+            if isinstance(effect, VersionCommit):
+                self.memory.commit(effect)
+                self.order += [self._updates[effect.slot]] if effect.version > 1 else []
+            elif isinstance(effect, AnswerCommit):
+                self.memory.answer(effect)
+            elif isinstance(effect, Send):
                 payload: Any = effect.body or None
                 if effect.header.kind == Kind.RESULT:
                     assert effect.result_slot is not None
@@ -144,15 +183,45 @@ class WeightsJob:
                     self._reading[effect.peer.rank] = payload, self.versions[payload]
                 self._put(effect.peer, self._hear_server, effect.header, payload)
             elif isinstance(effect, Fold):
-                self._at(self.now + self.rng.random() * self.delay_s, self._fold, effect)
+                self._at(self.now + self.rng.random() * self.delay_s, self._fold, effect, self.incarnation)
             elif isinstance(effect, Fault):
                 self.faults.append(effect.text)
 
-    def _fold(self, fold: Fold) -> None:
+    def _crash(self) -> None:
+        """The server's process ends in the middle of what it does next."""
+        if self._dying is None and self.alive:
+            self._dying = self.rng.randint(0, 4)
+
+    def _die(self) -> None:
+        self.incarnation += 1  # folds that are under way come to nothing
+        self._dying, self.alive = None, False
+        after = self.rng.random() * self.restart_s
+        for connection in self.connections:  # what it had sent arrives until the rank notices
+            self._at(self.now + self.rng.random() * after, self._notice, connection)
+        self._at(self.now + after, self._start_again)
+
+    def _notice(self, connection: _Connection) -> None:
+        if connection.up and connection is self.connections[connection.rank]:
+            connection.up = False
+            self.clients[connection.rank].disconnected(0)
+
+    def _start_again(self) -> None:
+        self.restarts += 1
+        self._start()
+        for rank, ended in enumerate(self.ended):
+            self._notice(self.connections[rank])
+            if ended:
+                self._at(self.now + 1.0, self._tell_left, rank)
+            new = self.connections[rank] = _Connection(rank, last=self.now)
+            self._at(self.now + self.rng.random() * self.delay_s, self._joined, new)
+
+    def _fold(self, fold: Fold, incarnation: int) -> None:
+        if incarnation != self.incarnation:
+            return
         assert all(held != fold.slot for held, _ in self._reading.values()), "the buffer of the next version is being read"
         if fold.add_back >= 0:
             self.versions[fold.slot] = self.versions[fold.add_back] + fold.payloads
-            self.order.append(fold.payloads)
+            self._updates[fold.slot] = fold.payloads
         else:
             assert fold.payloads == ((0, 0),), "the initial values are the root's"
             self.versions[fold.slot] = ()
@@ -162,7 +231,7 @@ class WeightsJob:
 
     def _cut(self) -> None:
         rank = self.rng.randrange(len(self.steps))
-        if self.ended[rank]:
+        if self.ended[rank] or not self.connections[rank].up or not self.alive:
             return
         self.connections[rank].up = False
         self.server.lost(self.connections[rank])
@@ -171,7 +240,7 @@ class WeightsJob:
         self._at(self.now + self.rng.random() * self.delay_s, self._joined, new)
 
     def _joined(self, connection: _Connection) -> None:
-        if connection.up and connection is self.connections[connection.rank]:
+        if connection.up and connection is self.connections[connection.rank] and self.alive:
             self.server.joined(connection, connection.rank)
             self._act(connection.rank, self.clients[connection.rank].connected(0, self.now))
 

@@ -10,6 +10,7 @@ import pytest
 
 from psgc.layout import Declaration, TensorSpec, build_layout
 from psgc.layout.update_rule import UpdateRule
+from psgc.server.blocks import Blocks
 from psgc.server.step import NO_SLOT, Fold
 from psgc.server.weights.versions import Versions
 from psgc.transport.memory.arena import Arena
@@ -42,7 +43,7 @@ def test_held_plus_residuals_is_initial_plus_all_changes(codec: str) -> None:
     arena = Arena("test-weights")
     works = [ServedBucket(layout, bucket, rank, arena) for rank in range(2)]
     buffers = [Buffer(np.zeros(NUMEL, np.float32)) for _ in works]
-    held = Versions(UpdateRule(), layout.scheme(bucket).rounds(NUMEL)[0].pair, NUMEL, arena)
+    held = Versions(part.key, UpdateRule(), layout.scheme(bucket).rounds(NUMEL)[0].pair, NUMEL, 2, Blocks("test-held"))
     rng = np.random.default_rng(5)
     initial = rng.normal(size=NUMEL).astype(np.float32)
     wanted, current, step = initial.astype(np.float64), NO_SLOT, 0

@@ -8,7 +8,7 @@ are used; the rest of it costs nothing. Places stay until the process ends;
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from psgc.transport.memory.segment import Place, Segment, aligned
@@ -17,11 +17,11 @@ FIRST_BYTES: Final = 4 << 20  # size of the first segment; the thirty-second wou
 
 
 class Arena:
-    """See the module's text. segments: in the order in which they were made, numbered from 0."""
+    """See the module's text. segments: in the order in which they were made, numbered from 0. made: told of each new one, before anything is cut from it."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, made: Callable[[int, Segment], None] | None = None) -> None:
         self.segments: dict[int, Segment] = {}
-        self._name = name
+        self._name, self._made = name, made
         self._used = 0  # bytes of the last segment
 
     def cut(self, nbytes: int) -> Place:
@@ -35,6 +35,8 @@ class Arena:
         if last < 0 or self._used + nbytes > self.segments[last].nbytes:
             last, self._used = last + 1, 0
             self.segments[last] = Segment.create(f"{self._name}-{last}", self._next_bytes(nbytes))
+            if self._made is not None:
+                self._made(last, self.segments[last])
         segment, places = self.segments[last], []
         for size in sizes:
             places.append(Place(segment, self._used, segment.view(self._used, size)))
