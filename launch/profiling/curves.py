@@ -1,4 +1,4 @@
-"""Measures codec times on this CPU by size: curves for a profile, on one thread, as ``psgc bench kernels`` measures them.
+"""Measures codec times on this CPU by size: curves for a profile, on one thread, with data that is not in the caches (``Cold``), as a job's is not.
 
 Owns the sizes and operations of a curve. A kernel whose bytes differ from its reference is not timed.
 """
@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from psgc.codecs.codec import Codec
+from psgc.codecs.common.cold import Cold
 from psgc.codecs.common.one_part import WORKERS, Part
 from psgc.codecs.scheme import Scheme
 from psgc.errors import CodecError, PsgcError
-from psgc.launch.bench.kernels import Beside, check_codec, check_scheme, operations, timed_subject
+from psgc.launch.bench.kernels import check_codec, check_scheme, operations, timed_subject
 from psgc.plan.inputs.passes import PAYLOADS, server_curve
 from psgc.plan.inputs.profile import CostCurve, Curves
 
@@ -55,10 +56,9 @@ def measure_curves(codecs: Sequence[str], sizes: Sequence[int], progress: Callab
             raise PsgcError(str(error)) from None
     rows: dict[str, list[Times]] = {subject.canonical: [] for subject in subjects}
     for numel in sorted(sizes):  # sizes outside: the input of each is made once
-        beside = Beside(numel)
         for subject in subjects:
             progress(f"{subject.canonical}, {numel:,} elements")
-            rows[subject.canonical].append(_times_us(subject, numel, beside))
+            rows[subject.canonical].append(_times_us(subject, numel))
     return {name: _curves(sorted(sizes), found) for name, found in rows.items()}
 
 
@@ -86,12 +86,8 @@ def measure_gpu_curves(codecs: Sequence[str], sizes: Sequence[int], watch: Stopw
     }
 
 
-def _times_us(subject: Codec | Scheme, numel: int, beside: Beside) -> Times:
-    clock = time.thread_time_ns if isinstance(subject, Codec) else time.process_time_ns
-
-    def us(run: Callable[[], object]) -> float:
-        return beside.time(run, clock)[1] * 1e6
-
+def _times_us(subject: Codec | Scheme, numel: int) -> Times:
+    us = Cold(time.thread_time_ns if isinstance(subject, Codec) else time.process_time_ns).us
     if isinstance(subject, Scheme):
         timed = {op: us(run) for op, run in operations(subject, numel).items()}
         return Times(timed["encode"], timed["decode"], {WORKERS: timed["server"]})

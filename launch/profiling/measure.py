@@ -127,7 +127,7 @@ def _curves(codecs: Sequence[str], sizes: Sequence[int], bar: bool) -> Curves:
     from psgc.launch.profiling.curves import measure_curves
 
     count = len(codecs) * len(sizes)
-    _tell(f"timing {', '.join(codecs)} on this CPU: {count} measurements, which take about a second each", bar)
+    _tell(f"timing {', '.join(codecs)} on this CPU: {count} measurements, which take about half a second each", bar)
     with _progress_bar(count, bar) as advance:
         on_cpu = measure_curves(codecs, sizes, advance)
     on_gpu = _gpu_curves(codecs, sizes, bar)

@@ -14,6 +14,7 @@ import numpy as np
 
 from psgc.codecs import parse_codec
 from psgc.codecs.codec import Codec
+from psgc.codecs.common.cold import Cold
 from psgc.codecs.common.one_part import Part
 from psgc.plan.inputs.passes import server_curve
 from psgc.plan.inputs.profile import CostCurve, Curves
@@ -21,7 +22,7 @@ from psgc.plan.inputs.profile import CostCurve, Curves
 SIZES: Final = (1 << 12, 1 << 16, 1 << 20)  # elements
 PAYLOADS: Final = (1, 2, 4)  # of a server's passes
 SUMMED: Final = 1 << 22  # elements: more than caches hold
-REPEATS: Final = 3  # the least of them counts: what interrupts a pass only adds
+REPEATS: Final = 3
 
 
 def measured_curves(codecs: Sequence[str]) -> Curves:
@@ -47,8 +48,9 @@ def _times_us(codec: Codec, numel: int) -> tuple[float, float, dict[int, float]]
     """Encode, decode, and a server's passes by the number of payloads."""
     part = Part.filled(codec, numel)
     payloads, acc = [part.payload.copy() for _ in range(PAYLOADS[-1])], np.zeros(codec.chunk or numel, np.float32)
-    passes = {count: _least_us(functools.partial(part.serve, payloads[:count], acc)) for count in PAYLOADS}
-    return _least_us(part.encode), _least_us(part.decode), passes
+    us = Cold(time.thread_time_ns, REPEATS).us
+    passes = {count: us(functools.partial(part.serve, payloads[:count], acc)) for count in PAYLOADS}
+    return us(part.encode), us(part.decode), passes
 
 
 def _least_us(run: Callable[[], object]) -> float:
