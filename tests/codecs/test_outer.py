@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,32 @@ def test_dct2_is_the_two_dimensional_dct_of_each_whole_square(numel: int) -> Non
     assert CpuOps().dct2(x, 64).tobytes() == made.tobytes(), "the kernel has the definition's bits"
     back = Ops().idct2(made, 64)
     assert np.allclose(back, x, atol=2e-5) and CpuOps().idct2(made, 64).tobytes() == back.tobytes()
+
+
+@pytest.mark.parametrize("block", [2, 4, 8, 16, 32, 64, 128, 256])
+def test_kernels_of_every_size_of_block_have_the_definitions_bits(block: int) -> None:
+    whole = (
+        65 * block + 3 if block < 128 else 3 * block * block + 7 if block == 128 else 70_000
+    )  # blocks beyond those that are transformed together
+    x = draw(whole) * np.float32(10) ** np.random.default_rng(1).integers(-20, 20, whole).astype(np.float32)
+    for name in ("dct", "idct", "dct2", "idct2"):
+        assert getattr(CpuOps(), name)(x, block).tobytes() == getattr(Ops(), name)(x, block).tobytes(), name
+
+
+KINDS: dict[str, Callable[[Any], Any]] = {
+    "equal": np.sign,
+    "zeros": lambda x: x * 0,
+    "infinite": lambda x: np.where(np.abs(x) > 1, np.inf * np.sign(x), x),
+    "nan": lambda x: np.where(np.arange(x.size) % 3 == 0, np.nan, x),
+    "denormal": lambda x: x * np.float32(1e-42),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_block_largest_chooses_as_the_definition_does_whatever_the_values(kind: str) -> None:
+    x = KINDS[kind](draw(3 * 4096 + 100)).astype(np.float32)
+    for k in (1, 33, 4095, 4096):
+        assert CpuOps().block_largest(x, 4096, k).tolist() == Ops().block_largest(x, 4096, k).tolist()
 
 
 @pytest.mark.parametrize("numel", SIZES)

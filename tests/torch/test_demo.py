@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -104,3 +106,29 @@ def test_what_is_no_model_is_told(alone: None) -> None:
     optimizer = psgc.DeMo(model().named_parameters())
     with pytest.raises(UsageError, match="the state has no momentum"):
         optimizer.load_state_dict(torch.optim.SGD(model().parameters(), lr=0.1).state_dict())
+
+
+FIRST_STEP = """
+import sys, torch
+import psgc.torch as psgc
+from psgc.codecs.kit import cpu
+
+made, kernel = [], cpu.kernel
+cpu.kernel = lambda signature: lambda function: made.append(function.__name__) or kernel(signature)(function)
+layer = torch.nn.Linear(100, 70)
+psgc.init()
+optimizer = psgc.DeMo(layer.named_parameters())
+print(len(made), "kernels before the first step")
+modules = set(sys.modules)
+made.clear()
+layer(torch.ones(3, 100)).sum().backward()
+optimizer.step()
+print("then", made, sorted(name for name in set(sys.modules) - modules if name.startswith("psgc.codecs")))
+"""
+
+
+def test_kernels_are_loaded_before_the_first_step() -> None:
+    ran = subprocess.run([sys.executable, "-c", FIRST_STEP], check=False, capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stderr
+    first, then = ran.stdout.splitlines()
+    assert int(first.split()[0]) > 3 and then == "then [] []"

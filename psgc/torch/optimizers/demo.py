@@ -77,6 +77,7 @@ class DeMo(torch.optim.Optimizer):
         self._names = [name for name, _ in named]
         self._codec = f"demo:k={k},beta={decay!r}"
         self._loaded = 0
+        parse_scheme(self._codec).warm()  # kernels are compiled, or loaded, here and not in the first step
         self._alone = [_Alone(self._codec, squares_of(parameter)) for _, parameter in named] if session.config.solo else []
         self._declare(LayoutMemory())
 
