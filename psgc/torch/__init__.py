@@ -29,6 +29,8 @@ from psgc.torch.session.api import (
 from psgc.torch.session.callbacks import lightning_callback, log_metrics, log_with_trainer
 from psgc.torch.session.metrics import metrics
 from psgc.torch.session.speed import get_pushpull_speed
+from psgc.torch.state.checkpointing import load_state_dict, state_dict
+from psgc.torch.state.folder import Checkpoints
 from psgc.torch.tensors.among import reduce
 from psgc.torch.tensors.broadcast import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from psgc.torch.tensors.compression import Compression
@@ -47,6 +49,7 @@ from psgc.torch.tensors.push_pull import (
 from psgc.torch.tensors.sync_batch_norm import SyncBatchNorm
 
 __all__ = [
+    "Checkpoints",
     "Compression",
     "CrossBarrier",
     "DeMo",
@@ -71,6 +74,7 @@ __all__ = [
     "init",
     "is_initialized",
     "lightning_callback",
+    "load_state_dict",
     "local_rank",
     "local_sgd",
     "local_size",
@@ -93,6 +97,7 @@ __all__ = [
     "set_num_grads",
     "shutdown",
     "size",
+    "state_dict",
     "suspend",
     "synchronize",
 ]

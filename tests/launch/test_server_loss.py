@@ -95,10 +95,10 @@ def test_hundreds_of_kills_change_nothing_of_what_servers_hold(launched: Any, se
     kind = ("rounds", "counts", "outer")[seed % 3]
     servers, workers = rng.choice([(1, 2), (2, 2), (3, 2), (2, 3)])
     transport = rng.choice(list(TRANSPORTS))
-    job = [str(JOBS / "lost_weights.py"), kind, "300", "0"]
+    job = [str(JOBS / "lost_weights.py"), kind, "400", "0.01"]
     found = []
     for kills in (0, 25):
-        status, out, err = run_and_kill(launched, job, kills, seed, servers, workers, most=9, **TRANSPORTS[transport])
+        status, out, err = run_and_kill(launched, job, kills, seed, servers, workers, most=20, **TRANSPORTS[transport])
         assert status == 0, err
         found.append(sorted(re.findall(r"^rank \d found \w+$", out, re.M)))
     assert len(found[0]) == workers

@@ -1,0 +1,146 @@
+"""What codecs keep, as entries of a checkpoint of ``torch.distributed.checkpoint``: each rank's own, read by the ranks that need it.
+
+Owns the entries' form: an optimizer's ``residual_state_dict()``, whose tensors stay tensors, and the rest of which is one more tensor (JSON as bytes), so that
+nothing in a checkpoint is a pickle of psgc's.
+
+    {"rank3": {"meta": uint8, "0": tensor, "1": tensor, ...}}      meta: the state, with a number in place of each tensor
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, Protocol
+
+import numpy as np
+import torch
+from torch.distributed.checkpoint import state_dict_loader
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.storage import StorageReader
+
+from psgc.errors import UsageError
+
+META: Final = "meta"
+PLACE: Final = "\0tensor"  # no parameter has such a name
+RANK: Final = "rank"
+Entries = dict[str, dict[str, torch.Tensor]]
+
+
+class KeepsState(Protocol):
+    """An optimizer or a hook of psgc's whose codecs keep something."""
+
+    def residual_state_dict(self) -> dict[str, Any]: ...
+
+    def load_residual_state_dict(self, states: Any) -> None: ...
+
+
+def state_dict(source: KeepsState) -> Entries:
+    """What the codecs of an optimizer, or of a hook, keep on this rank, for the dictionary that ``torch.distributed.checkpoint.save`` or ``async_save`` gets:
+
+        dcp.save({"model": model.state_dict(), "psgc": psgc.state_dict(optimizer)}, checkpoint_id=folder)
+
+    Every rank calls it, between the same two steps; it has copies, so training may go on while they are written. The entries' names have the rank in them:
+    each rank writes its own, also where the model's are the same on all. ``load_state_dict`` reads them, with any number of workers and servers.
+    """
+    state = source.residual_state_dict()
+    tensors: list[torch.Tensor] = []
+    meta = json.dumps(_without_tensors(state, tensors)).encode()
+    entries = {META: torch.frombuffer(bytearray(meta), dtype=torch.uint8)}
+    return {f"{RANK}{state['rank']}": entries | {str(number): tensor for number, tensor in enumerate(tensors)}}
+
+
+def load_state_dict(source: KeepsState, checkpoint: str | os.PathLike[str] | StorageReader, key: str = "psgc") -> None:
+    """Go on from what ``state_dict`` has given to a checkpoint, under ``key`` in the saved dictionary. Every rank calls it where it would call
+    ``source.load_residual_state_dict()``: with as many workers as before training goes on bit for bit, with more or fewer what all had not sent is
+    redistributed, and its sum stays the same. A rank reads what it needs: its own, or that of the ranks whose residuals fall to it. No process group is needed.
+
+    checkpoint: the folder, or a reader of torch.distributed.checkpoint.
+    Raises UsageError for a folder without a whole checkpoint, and for one that has no such entries.
+    """
+    from psgc.torch.session.api import current_session
+
+    session = current_session()
+    reader = checkpoint if isinstance(checkpoint, StorageReader) else FileSystemReader(os.fspath(checkpoint))
+    stored = _stored(reader, checkpoint, key)
+    ranks = sorted(stored)
+    metas = _read(reader, key, {rank: {META: stored[rank][META]} for rank in ranks if META in stored[rank]})
+    states = {rank: json.loads(entries[META].numpy().tobytes()) for rank, entries in metas.items()}
+    rank, size, saved = session.rank, session.size, len(ranks)
+    if ranks != list(range(saved)) or len(states) != saved or any(state["size"] != saved for state in states.values()):
+        raise UsageError(f"load_state_dict: {checkpoint}: has entries of rank(s) {', '.join(map(str, ranks))}, not of all ranks of one job")
+    needed = {rank} if saved == size else {*ranks[rank::size], rank % saved}
+    wanted: dict[int, dict[str, TensorStorageMetadata]] = {}
+    for other, state in states.items():
+        if other not in needed:  # of which only what ranks have each for themselves is looked at
+            state["memories"], state["servers"] = {}, {}
+            state["layouts"] = (
+                {} if other else {kind: [layout | {"exact": {}} for layout in all_] for kind, all_ in state["layouts"].items()}
+            )
+        wanted[other] = {str(number): stored[other][str(number)] for number in _places(state)}
+    tensors = _read(reader, key, {other: entries for other, entries in wanted.items() if entries and (saved != size or other == rank)})
+    whole = [_with_tensors(states[other], tensors.get(other, {})) for other in ([rank] if saved == size else ranks)]
+    source.load_residual_state_dict(whole[0] if len(whole) == 1 and saved == size else whole)
+
+
+def _stored(reader: StorageReader, checkpoint: object, key: str) -> dict[int, dict[str, TensorStorageMetadata]]:
+    """By rank and name, what the checkpoint has under ``key``."""
+    try:
+        metadata: Metadata = reader.read_metadata()
+    except (OSError, EOFError, pickle.UnpicklingError) as error:
+        raise UsageError(f"load_state_dict: {checkpoint}: no whole checkpoint is there ({type(error).__name__}: {error})") from None
+    found: dict[int, dict[str, TensorStorageMetadata]] = {}
+    for name, entry in metadata.state_dict_metadata.items():
+        begin, _, rest = name.partition(f"{key}.{RANK}")
+        rank, _, number = rest.partition(".")
+        if not begin and rank.isdigit() and isinstance(entry, TensorStorageMetadata):
+            found.setdefault(int(rank), {})[number] = entry
+    if not found:
+        kept = ", ".join(sorted({name.split(".")[0] for name in metadata.state_dict_metadata})) or "nothing"
+        raise UsageError(f"load_state_dict: {checkpoint}: has nothing of psgc's under {key!r}; it has {kept}")
+    return found
+
+
+def _read(reader: StorageReader, key: str, wanted: Mapping[int, Mapping[str, TensorStorageMetadata]]) -> dict[int, dict[str, torch.Tensor]]:
+    found = {
+        rank: {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in entries.items()}
+        for rank, entries in wanted.items()
+    }
+    flat = {f"{key}.{RANK}{rank}.{name}": tensor for rank, entries in found.items() for name, tensor in entries.items()}
+    if flat:
+        state_dict_loader.load(flat, storage_reader=reader, no_dist=True)  # each rank reads others' entries
+    return found
+
+
+def _without_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
+    """As JSON has it. Tensors go to ``tensors``, as copies."""
+    if isinstance(value, torch.Tensor):
+        tensors.append(value.detach().cpu().clone())
+        return {PLACE: len(tensors) - 1}
+    if isinstance(value, Mapping):
+        return {str(name): _without_tensors(each, tensors) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_tensors(each, tensors) for each in value]
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _with_tensors(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    if isinstance(value, dict):
+        if value.keys() == {PLACE}:
+            return tensors[str(value[PLACE])]
+        return {name: _with_tensors(each, tensors) for name, each in value.items()}
+    return [_with_tensors(each, tensors) for each in value] if isinstance(value, list) else value
+
+
+def _places(value: Any) -> Iterator[int]:
+    """The numbers of the tensors that are still in it."""
+    if isinstance(value, dict) and value.keys() == {PLACE}:
+        yield value[PLACE]
+    elif isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _places(each)
+
+
+__all__ = ["load_state_dict", "state_dict"]

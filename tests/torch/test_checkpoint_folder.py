@@ -1,0 +1,119 @@
+"""A folder of checkpoints: a save that is interrupted never replaces a whole one."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed import checkpoint as dcp
+
+import psgc.torch as psgc
+from psgc.errors import UsageError
+from psgc.torch.state.checkpointing import _places, _with_tensors, _without_tensors, load_state_dict
+from psgc.torch.state.folder import Checkpoints
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+DIES = """
+import os, signal, sys, torch
+from torch.distributed.checkpoint import FileSystemWriter
+from psgc.torch.state.folder import Checkpoints
+
+def die(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+folder, where, how, step = sys.argv[1:]
+checkpoints = Checkpoints(folder)
+if where == "at the rename":
+    import pathlib
+    pathlib.Path.rename = os.rename = os.replace = die
+elif where:
+    setattr(FileSystemWriter, where, die)
+state = {"values": torch.full((50_000,), float(step))}
+if how == "async":
+    checkpoints.async_save(int(step), state).result()
+else:
+    checkpoints.save(int(step), state)
+"""
+
+
+def values(path: Path | None) -> float:
+    assert path is not None
+    state = {"values": torch.zeros(50_000)}
+    dcp.load(state, checkpoint_id=path)
+    assert (state["values"] == state["values"][0]).all()
+    return state["values"][0].item()
+
+
+def save(folder: Path, where: str, how: str, step: int) -> int:
+    command = [sys.executable, "-W", "ignore", "-c", DIES, str(folder), where, how, str(step)]
+    return subprocess.run(command, check=False, timeout=300).returncode
+
+
+@pytest.mark.parametrize("how", ["at once", "async"])
+def test_wherever_a_save_is_killed_the_one_before_is_the_latest_and_the_next_is_whole(tmp_path: Path, how: str) -> None:
+    folder = tmp_path / "run"
+    assert save(folder, "", how, 1) == 0
+    for where in ("prepare_local_plan", "write_data", "finish", "at the rename"):
+        assert save(folder, where, how, 2) == -signal.SIGKILL, where
+        assert values(Checkpoints(folder).latest()) == 1, where
+    assert save(folder, "", how, 2) == 0, "in the folder in which the others were interrupted"
+    assert values(Checkpoints(folder).latest()) == 2
+    assert Checkpoints(folder).steps() == [1, 2]
+
+
+def test_the_newest_whole_ones_stay(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    assert checkpoints.latest() is None
+    (tmp_path / "step-000000000004").mkdir()  # interrupted
+    (tmp_path / "step-000000000900").mkdir()
+    (tmp_path / "of another's").mkdir()
+    for step in (3, 5, 7, 12):
+        assert checkpoints.save(step, {"values": torch.full((50_000,), float(step))}) == tmp_path / f"step-{step:012d}"
+        assert values(checkpoints.latest()) == step
+    assert checkpoints.steps() == [7, 12]
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == ["of another's", "step-000000000007", "step-000000000012", "step-000000000900"], "what may be under way stays"
+
+
+def test_a_step_that_is_there_is_not_written_over_and_a_save_that_fails_says_so(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(3, {"values": torch.zeros(50_000)})
+    for write in (checkpoints.save, checkpoints.async_save):
+        with pytest.raises(UsageError, match="is there already"):
+            write(3, {"values": torch.ones(50_000)})
+    assert values(checkpoints.latest()) == 0
+    with pytest.raises(UsageError, match="keep=0"):
+        Checkpoints(tmp_path, keep=0)
+
+
+def test_tensors_stay_tensors_and_the_rest_is_json() -> None:
+    state: dict[str, Any] = {
+        "rank": 0, "rates": [0.1, 1e-300], "memories": {"gradients": {"tensor": {"residual": torch.arange(3.0)}, "0": {}}},
+        "layouts": [{"exact": {"0.1": {"bytes": torch.zeros(0, dtype=torch.uint8), "rescale": 0.1}}}], "none": None,
+    }  # fmt: skip
+    tensors: list[torch.Tensor] = []
+    packed = _without_tensors(state, tensors)
+    assert list(_places(packed)) == [0, 1]
+    state["memories"]["gradients"]["tensor"]["residual"].zero_()
+    found = _with_tensors(packed, {str(number): tensor for number, tensor in enumerate(tensors)})
+    assert found["memories"]["gradients"]["tensor"]["residual"].tolist() == [0, 1, 2], "copies, which training does not change"
+    assert found["layouts"][0]["exact"]["0.1"]["bytes"].dtype == torch.uint8
+    assert (found["rates"], found["rank"], found["none"], found["memories"]["gradients"]["0"]) == ([0.1, 1e-300], 0, None, {})
+
+
+def test_a_folder_without_a_whole_checkpoint_and_one_without_psgcs_entries_are_refused(tmp_path: Path) -> None:
+    optimizer: Any = None
+    psgc.init()
+    try:
+        with pytest.raises(UsageError, match="no whole checkpoint is there"):
+            load_state_dict(optimizer, tmp_path)
+        path = Checkpoints(tmp_path).save(1, {"model": {"w": torch.zeros(2)}})
+        with pytest.raises(UsageError, match="has nothing of psgc's under 'psgc'; it has model"):
+            load_state_dict(optimizer, path)
+    finally:
+        psgc.shutdown()
