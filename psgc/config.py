@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 from psgc.diagnostics.spelling import nearest
 from psgc.errors import ConfigError
 from psgc.processes.addresses import endpoint, interface_address, is_loopback
+from psgc.processes.token_file import read_tokens
 from psgc.variables import (
     LAUNCHER_VARIABLES,
     MEMBERSHIP,
@@ -84,7 +85,9 @@ class Config:
     switch_size: int = 0  # not said
     force_distributed: bool = False
     job: int = 0
-    token: str = field(default="", repr=False)
+    token: str = field(default="", repr=False)  # of those in PSGC_TOKEN_FILE the oldest
+    token_file: str = ""
+    newer_tokens: tuple[str, ...] = field(default=(), repr=False)
     syncer: str = ""
     learner: str = ""
     encrypt: bool = False
@@ -237,6 +240,9 @@ class Config:
         values.update(overrides)
         values["codec_given"] = values.get("codec", "")
         values["part_bytes_given"] = "part_bytes" in values
+        if values.get("token_file"):
+            *newer, values["token"] = read_tokens(values["token_file"])
+            values["newer_tokens"] = tuple(newer)
         _from_torchrun(env, values)
         _refuse_mistyped(env)
         torchrun = bool(env.get("TORCHELASTIC_RUN_ID", "").strip())
@@ -250,6 +256,11 @@ class Config:
         if config.interface and config.wire != "pslite" and not (config.node_host or config.solo or config.role == "scheduler"):
             return replace(config, node_host=interface_address(config.interface, f"DMLC_INTERFACE={config.interface}"))
         return config
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """The newest first; empty for a job without one."""
+        return (*self.newer_tokens, self.token) if self.token else ()
 
     def require_alone(self) -> None:
         """Raise ConfigError if the environment mentions other members, so that this worker was hardly meant to train alone."""

@@ -182,6 +182,10 @@ VARIABLES: Final = (
     Variable("BYTEPS_FORCE_DISTRIBUTED", "force_distributed", _switch, "w", "1: one worker, too, goes through the servers"),
     Variable("PSGC_JOB", "job", _integer(0), "wsc", "job id in every header, so that jobs on one network cannot mix"),
     Variable("PSGC_TOKEN", "token", _text, "wsc", "the job's secret, from which keys are made: long and random; it never travels"),
+    Variable(
+        "PSGC_TOKEN_FILE", "token_file", _text, "wsc",
+        "in place of PSGC_TOKEN: a file with the token, or with several, one a line and the newest first; it is read again when it changes",
+    ),
     Variable("PSGC_SYNCER", "syncer", _host_and_port, "w", "host:port of the syncer that a Decoupled learner connects to, where the script names none"),
     Variable("PSGC_LEARNER", "learner", _text, "w", "this Decoupled learner's name, where the script gives none; its token is PSGC_TOKEN"),
     Variable(

@@ -47,9 +47,9 @@ from psgc.transport.link import Link, Transport
 from psgc.transport.link_set import LinkSet
 from psgc.transport.pacing import PacedLink
 from psgc.transport.security import encryption
-from psgc.transport.security.curve import control_keys
 from psgc.transport.security.gate import Gate
 from psgc.transport.security.handshake import NONCE_BYTES, ServerProof, worker_key
+from psgc.transport.security.job_keys import JobKeys
 from psgc.transport.watch import Pollable, Watch
 from psgc.wire.frames import HEADER_BYTES, SERVER_SENDER, UNASSIGNED_SENDER, Header, Kind
 from psgc.wire.messages import ErrorCode, Notice, Register, Topology, address_fields, decode_body, decode_json, encode_body
@@ -87,7 +87,7 @@ class Server:
         self._context: zmq.Context[Any] = zmq.Context()
         self._watch = Watch()
         self._listeners = succession.listen(config)
-        identity, keys = b"server-" + secrets.token_hex(6).encode(), control_keys(config.job, config.token)
+        identity, keys = b"server-" + secrets.token_hex(6).encode(), JobKeys.of(config)
         self._scheduler = Dealer(self._context, config.root_endpoint, identity, config.dead_s, keys)
         self._gate: Gate | None = None  # opened once the keys of workers are known; until then connections wait in the kernel
         self._links = LinkSet(PacedLink.of(config.link_mbit, config.link_fd) if config.link_mbit else None)

@@ -24,7 +24,7 @@ from psgc.transport.control.dealer import Dealer
 from psgc.transport.control.lifeline import Lifeline, Sign
 from psgc.transport.control.voice import ADMISSION, AWAITED, LIFELINE, Voice
 from psgc.transport.host import member_alive
-from psgc.transport.security.curve import control_keys
+from psgc.transport.security.job_keys import JobKeys
 from psgc.transport.watch import Pollable
 from psgc.wire.frames import UNASSIGNED_SENDER, Header, Kind
 from psgc.wire.messages import ErrorCode, Notice, Published, Topology, decode_body, decode_json, encode_body
@@ -58,7 +58,7 @@ class _Line:
 
     def __init__(self, context: zmq.Context[Any], config: Config) -> None:
         identity = b"worker-%s-%d" % (os.urandom(6).hex().encode(), os.getpid())
-        self.dealer = Dealer(context, config.root_endpoint, identity, config.dead_s, control_keys(config.job, config.token))
+        self.dealer = Dealer(context, config.root_endpoint, identity, config.dead_s, JobKeys.of(config))
         self._job = config.job
         self.topology: Topology | None = None  # once this worker is admitted
         self.beat = 0.0

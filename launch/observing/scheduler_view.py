@@ -13,7 +13,7 @@ from psgc.config import Config
 from psgc.errors import JobFailed, PsgcError, UsageError
 from psgc.launch.observing.processes import environment, family
 from psgc.transport.control.dealer import Dealer
-from psgc.transport.security.curve import control_keys
+from psgc.transport.security.job_keys import JobKeys
 from psgc.transport.watch import Watch
 from psgc.wire.frames import UNASSIGNED_SENDER, Header, Kind
 from psgc.wire.messages import Notice, decode_body, decode_json
@@ -31,7 +31,7 @@ class SchedulerView:
         self._job, self._endpoint = config.job, config.root_endpoint
         self._context: zmq.Context[Any] = zmq.Context()
         identity = b"observer-%s-%d" % (secrets.token_hex(6).encode(), os.getpid())
-        self._dealer = Dealer(self._context, self._endpoint, identity, config.dead_s, control_keys(config.job, config.token))
+        self._dealer = Dealer(self._context, self._endpoint, identity, config.dead_s, JobKeys.of(config))
         self._watch = Watch()
 
     def __enter__(self) -> SchedulerView:

@@ -64,11 +64,12 @@ class Continuity:
         for record in records:
             if isinstance(record, Sealed):
                 sealed, known = record.sealed, record.digest
-        if known != digest(config.job, config.token):
+        token = next((token for token in (*reversed(config.tokens), "") if digest(config.job, token) == known), None)
+        if token is None or (not token and config.tokens):
             raise PsgcError(f"scheduler: the journal {journal.name} is {found}, but its PSGC_TOKEN was another; set the same, or remove it")
         self.follows, self.again = True, began.again
         if any(isinstance(record, Complete) for record in records):
-            self.data_key = unseal(config.job, config.token, sealed)
+            self.data_key = unseal(config.job, token, sealed)
             self.records = [record for record in records if not isinstance(record, Sealed)]
 
     def keep(self, records: Sequence[Record], everything: Callable[[], Iterable[Record]]) -> None:
@@ -76,6 +77,12 @@ class Continuity:
         self._guarded(lambda journal: journal.append(records))
         if self._journal is not None and self._journal.grown:
             self.grown_to(everything())
+
+    def rekey(self, token: str) -> None:
+        """The job has another token from now on."""
+        self._token = token
+        began = self._began()
+        self._guarded(lambda journal: journal.append([Sealed(began.digest, began.sealed)]))
 
     def grown_to(self, records: Iterable[Record]) -> None:
         """Write the journal anew."""

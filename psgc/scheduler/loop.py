@@ -22,7 +22,7 @@ from psgc.scheduler.membership import Membership
 from psgc.transport.control.router import Router
 from psgc.transport.control.voice import AWAITED, Voice
 from psgc.transport.host import host_id, local_address_for, member_alive, pid_started
-from psgc.transport.security.curve import control_keys
+from psgc.transport.security.job_keys import JobKeys
 from psgc.wire.frames import pack_header
 from psgc.wire.messages import Register
 
@@ -36,7 +36,7 @@ def serve(config: Config, again: bool = False) -> int:
     logged says why a job failed."""
     config.require_cluster()
     context: zmq.Context[Any] = zmq.Context()
-    keys = control_keys(config.job, config.token)
+    keys = JobKeys.of(config)
     alone = is_loopback(config.root_host)
     if not alone and not again:
         _warn(config)
@@ -53,7 +53,7 @@ def serve(config: Config, again: bool = False) -> int:
     try:
         continuity = Continuity(config, again)
         parse_scheme("none", BucketContext("float32"))  # loading what codecs need takes most of a second, so it is done while nobody waits
-        loop = _Loop(config, router, continuity)
+        loop = _Loop(config, router, continuity, keys)
     finally:
         if loop is None:
             router.close()
@@ -90,10 +90,10 @@ def _alive(register: Register) -> bool | None:
 
 
 class _Loop:
-    def __init__(self, config: Config, router: Router, continuity: Continuity) -> None:
+    def __init__(self, config: Config, router: Router, continuity: Continuity, keys: JobKeys | None) -> None:
         self.mailbox = Mailbox()
         alone = is_loopback(config.root_host)
-        self._config, self._router, self._continuity = config, router, continuity
+        self._config, self._router, self._continuity, self._keys = config, router, continuity, keys
         self._end: End | None = None
         self._voice = Voice.of(config)
         self._voice.speaks(AWAITED)  # members that log to the same place leave it to the scheduler to name what is awaited
@@ -127,10 +127,20 @@ class _Loop:
             now = time.monotonic()
             if now >= next_tick:
                 next_tick = now + self._config.heartbeat_s
+                self._look_at_tokens()
                 self._apply(self._state.tick(now))
         if self._end.reason and not self._told:
             logger.error("job failed: %s", self._end.reason)
         return self._end.status
+
+    def _look_at_tokens(self) -> None:
+        """Take what PSGC_TOKEN_FILE has now; the journal is sealed by it before anybody can have come under it."""
+        if self._keys is None or not self._keys.read_again():
+            return
+        self._continuity.rekey(self._keys.token)
+        again = self._router.rekey()
+        more = "; members connect again under the oldest of them" if again else ""
+        logger.info("the job's tokens have changed: %d are accepted now%s", len(self._keys.tokens), more)
 
     def _note_return(self) -> None:
         """Tell the launcher once everyone has come to this process: it has done what it was started again for."""

@@ -17,8 +17,8 @@ import zmq
 from psgc import __version__
 from psgc.transport.control.dealer import Dealer
 from psgc.transport.host import host_id, pid_started
-from psgc.transport.security.curve import control_keys
 from psgc.transport.security.handshake import ANSWER, CHALLENGE, WorkerProof, worker_key
+from psgc.transport.security.job_keys import JobKeys
 from psgc.wire.frames import SERVER_SENDER, Flag, Header, Kind, pack_header
 from psgc.wire.messages import Register, encode_body
 from tests.proxy import Proxy
@@ -176,7 +176,7 @@ def local_address(job: int) -> str:
 def speaks_to_the_scheduler(port: int, job: int, token: str) -> list[Any]:
     """Register, end the job, leave in somebody's place, under keys of another token (or none): what the scheduler says to it."""
     context: zmq.Context[Any] = zmq.Context()
-    dealer = Dealer(context, f"tcp://127.0.0.1:{port}", b"worker-0-%d" % os.getpid(), 15, control_keys(job, token))
+    dealer = Dealer(context, f"tcp://127.0.0.1:{port}", b"worker-0-%d" % os.getpid(), 15, JobKeys(job, (token,)) if token else None)
     register = Register("worker", __version__, host_id(), "x", os.getpid(), pid_started(os.getpid()), 1, 1)
     for kind, body in (
         (Kind.REGISTER, encode_body(register)),

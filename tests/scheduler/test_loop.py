@@ -21,7 +21,7 @@ from psgc.scheduler import loop as scheduler_loop
 from psgc.transport.control.dealer import Dealer
 from psgc.transport.control.router import MOST_A_FRAME_BYTES, Router
 from psgc.transport.host import host_id, pid_started, process_alive
-from psgc.transport.security.curve import ControlKeys, control_keys
+from psgc.transport.security.job_keys import JobKeys
 from psgc.wire.frames import HEADER_BYTES, VERSION, Header, Kind, pack_header
 from psgc.wire.messages import Register, encode_body
 
@@ -32,7 +32,7 @@ ENV = {"DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": "1", "PSGC_TOKEN": "t", "PSGC_
 class Peer:
     """A member played by the test."""
 
-    def __init__(self, context: zmq.Context[Any], port: int, name: str, keys: ControlKeys | None = None) -> None:
+    def __init__(self, context: zmq.Context[Any], port: int, name: str, keys: JobKeys | None = None) -> None:
         self.dealer = Dealer(context, f"tcp://127.0.0.1:{port}", name.encode(), dead_s=15, keys=keys)
 
     def say(self, kind: Kind, body: Any = None, **fields: Any) -> None:
@@ -78,7 +78,7 @@ def peer(context: zmq.Context[Any], scheduler: tuple[int, subprocess.Popen[str]]
     peers: list[Peer] = []
 
     def make(name: str) -> Peer:
-        peers.append(Peer(context, scheduler[0], name, control_keys(7, "t")))
+        peers.append(Peer(context, scheduler[0], name, JobKeys(7, ("t",))))
         return peers[-1]
 
     yield make
@@ -156,7 +156,7 @@ def test_who_announces_too_much_is_cut_off_and_the_others_are_served(context: zm
 
 def test_a_strangers_handshake_takes_no_more_than_a_frame(context: zmq.Context[Any]) -> None:
     """It is read before the stranger has proved anything, on every connection that it makes."""
-    keys = control_keys(7, "secret")
+    keys = JobKeys(7, ("secret",))
     router = Router(context, "tcp://127.0.0.1:*", dead_s=15, keys=keys)
     greeting = b"\xff" + bytes(8) + b"\x7f\x03\0" + b"CURVE".ljust(20, b"\0") + bytes(32)
     for announced in (MOST_A_FRAME_BYTES + 1, 60 << 20, (1 << 63) - 1):
@@ -178,7 +178,7 @@ def test_a_strangers_handshake_takes_no_more_than_a_frame(context: zmq.Context[A
 
 def test_a_flood_of_connections_keeps_no_member_from_the_scheduler(context: zmq.Context[Any]) -> None:
     """Silent ones and ones that begin a handshake, before the member comes and while it proves itself."""
-    keys = control_keys(7, "secret")
+    keys = JobKeys(7, ("secret",))
     router = Router(context, "tcp://127.0.0.1:*", dead_s=15, keys=keys)
     flood: list[socket.socket] = []
 

@@ -14,17 +14,17 @@ import zmq
 from psgc.transport.control import dealer as module
 from psgc.transport.control.dealer import Dealer
 from psgc.transport.control.router import Router
-from psgc.transport.security.curve import ControlKeys, control_keys
+from psgc.transport.security.job_keys import JobKeys
 from psgc.wire.frames import Header, Kind
 from tests.ports import free_port
 from tests.programs import program
 
 PATIENCE_S = 60.0
-KEYS = control_keys(7, "secret")
+KEYS = JobKeys(7, ("secret",))
 
 
 @contextmanager
-def scheduler(keys: ControlKeys | None) -> Iterator[int]:
+def scheduler(keys: JobKeys | None) -> Iterator[int]:
     context: zmq.Context[Any] = zmq.Context()
     router = Router(context, "tcp://127.0.0.1:*", 15.0, keys=keys)
     yield router.port
@@ -32,7 +32,7 @@ def scheduler(keys: ControlKeys | None) -> Iterator[int]:
     context.destroy(0)
 
 
-def verdict(port: int, keys: ControlKeys | None) -> str:
+def verdict(port: int, keys: JobKeys | None) -> str:
     """What a member says in the end of who listens there: nothing if its handshake succeeds."""
     context: zmq.Context[Any] = zmq.Context()
     dealer = Dealer(context, f"tcp://127.0.0.1:{port}", b"member", 15.0, keys)
@@ -73,7 +73,7 @@ def test_a_token_that_only_one_end_has_or_that_differs_is_told_apart() -> None:
         assert verdict(port, None) == ""
     with scheduler(KEYS) as port:
         assert "asks for a token, and this member has none" in verdict(port, None)
-        assert "does not take this member's token" in verdict(port, control_keys(7, "another"))
+        assert "does not take this member's token" in verdict(port, JobKeys(7, ("another",)))
         assert verdict(port, KEYS) == ""
 
 

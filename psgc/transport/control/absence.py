@@ -21,11 +21,11 @@ def tell_absence(config: Config, why: str) -> None:
     import zmq  # here: what ends a script, or launches one, need not load the network
 
     from psgc.transport.control.dealer import Dealer
-    from psgc.transport.security.curve import control_keys
+    from psgc.transport.security.job_keys import JobKeys
 
     context: zmq.Context[Any] = zmq.Context()
     identity = b"absent-%s-%d" % (os.urandom(6).hex().encode(), os.getpid())
-    dealer = Dealer(context, config.root_endpoint, identity, config.dead_s, control_keys(config.job, config.token))
+    dealer = Dealer(context, config.root_endpoint, identity, config.dead_s, JobKeys.of(config))
     text = f"node {config.node} ({socket.gethostname()}): {why}, before it joined the job"
     body = encode_body(Notice(ErrorCode.ABSENT, text))
     dealer.send(Header(Kind.FAULT, job=config.job, sender=UNASSIGNED_SENDER, payload_bytes=len(body)), body)

@@ -20,7 +20,8 @@ from psgc.errors import RemoteProtocolError
 from psgc.processes.addresses import needs_ipv6, split
 from psgc.transport.control.greeting import why_refused
 from psgc.transport.control.knock import Knock
-from psgc.transport.security.curve import HUNG_UP, ControlKeys, prove_membership
+from psgc.transport.security.curve import HUNG_UP, prove_membership
+from psgc.transport.security.job_keys import JobKeys
 from psgc.transport.watch import Pollable, has_message
 from psgc.wire.frames import Header, pack_header, unpack_header
 from psgc.wire.messages import ErrorCode
@@ -65,13 +66,14 @@ def message_of(frames: list[Any], any_version: bool = False) -> tuple[Header, An
 
 class Dealer:
     """See the module's text. ``identity`` is this member's name at the peer's ROUTER, the same after a reconnect. keys: the job's, if it has
-    a token. refused: how many handshakes in a row have failed: the peer holds another token, or is no scheduler.
+    a token; under several it tries one after the other. refused: how many handshakes in a row have failed: the peer holds another token, or is no scheduler.
 
     ``tick`` replaces ``socket`` and ``monitor`` after ZeroMQ has given the connection up."""
 
-    def __init__(self, context: zmq.Context[Any], endpoint: str, identity: bytes, dead_s: float, keys: ControlKeys | None = None) -> None:
+    def __init__(self, context: zmq.Context[Any], endpoint: str, identity: bytes, dead_s: float, keys: JobKeys | None = None) -> None:
         self._context, self._endpoint, self._identity, self._dead_s, self._keys = context, endpoint, identity, dead_s, keys
         self.refused = 0
+        self._tried = 0  # sockets that were turned away, each of which had the next of the keys
         self._suspected = ""  # what ``turned_away`` has found, and is to find again
         self._up = self._failed = self._silent = False  # this socket's handshake: done; failed; not answered for SILENT_S
         self._accepted = float("inf")  # when the peer's machine accepted the connection whose handshake is under way
@@ -88,15 +90,17 @@ class Dealer:
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         if self._keys is not None:
-            prove_membership(socket, self._keys)
+            prove_membership(socket, self._keys.keys[self._tried % len(self._keys.keys)])
         monitor = socket.get_monitor_socket(int(zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED) | HUNG_UP)
         socket.connect(self._endpoint)
         return socket, monitor
 
     def tick(self, now: float) -> None:
-        """Call it now and then; it replaces a socket whose handshake has failed, after a pause. ZeroMQ may never connect again after an answer that
-        is no handshake or does not fit (another program's, or a scheduler's that has a token where this member has none), and it takes another
-        program for a peer of its first version."""
+        """Call it now and then; it reads the tokens again if they have changed, and replaces a socket whose handshake has failed, after a pause. ZeroMQ may
+        never connect again after an answer that is no handshake or does not fit (another program's, or a scheduler's that has a token where this member has
+        none), and it takes another program for a peer of its first version."""
+        if self._keys is not None and self._keys.read_again():
+            self._tried = 0  # a connection that is up stays, and the next one is made under these
         if self._up or has_message(self.monitor):
             return
         if now - self._accepted > SILENT_S:
@@ -117,6 +121,7 @@ class Dealer:
     def _fail(self) -> None:
         """This socket's handshake has failed. It counts once, even if ZeroMQ repeats it."""
         self.refused += not self._failed
+        self._tried += not self._failed
         self._failed = True
 
     def nobody_listens(self, now: float) -> bool:
@@ -168,7 +173,7 @@ class Dealer:
     def turned_away(self) -> str:
         """A sentence that says who refuses this member, and why; empty if that is not certain. It takes up to a second, but only after repeated
         failures of the handshake."""
-        hung_up, silent = self.refused >= CERTAIN, self._silent
+        hung_up, silent = self.refused >= CERTAIN * (1 if self._keys is None else len(self._keys.keys)), self._silent
         if not hung_up and not silent:
             return ""
         why, certain = why_refused(self._endpoint, self._keys is not None, hung_up)

@@ -11,6 +11,7 @@ import hmac
 import logging
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
@@ -72,10 +73,10 @@ def prove_membership(socket: zmq.Socket[Any], keys: ControlKeys) -> None:
 
 
 class Doorkeeper:
-    """Tells ZeroMQ whether a peer's key is the members', and logs refused peers. It runs in a thread, so that it never waits for the loop."""
+    """Tells ZeroMQ whether a peer's key is the members' (``admit``), and logs refused peers. It runs in a thread, so that it never waits for the loop."""
 
-    def __init__(self, context: zmq.Context[Any], keys: ControlKeys) -> None:
-        self._public = z85.decode(keys.member_public)
+    def __init__(self, context: zmq.Context[Any], keys: Iterable[ControlKeys]) -> None:
+        self.admit(keys)
         self._zap = context.socket(zmq.REP)
         self._zap.setsockopt(zmq.LINGER, 0)
         self._zap.bind(ZAP_ENDPOINT)
@@ -85,6 +86,10 @@ class Doorkeeper:
         self._monitor: Any = None
         self._refusals = Refusals(logger, "control connections")
         self._thread = threading.Thread(target=self._serve, name="psgc-doorkeeper", daemon=True)
+
+    def admit(self, keys: Iterable[ControlKeys]) -> None:
+        """From now on, members under any of these are let in."""
+        self._publics = [z85.decode(each.member_public) for each in keys]
 
     def watch(self, socket: zmq.Socket[Any]) -> None:
         """Begin, for this socket."""
@@ -111,7 +116,9 @@ class Doorkeeper:
 
     def _answer(self, request: list[bytes]) -> None:
         version, number, _, address, _, mechanism, *credentials = request
-        known = mechanism == b"CURVE" and len(credentials) == 1 and hmac.compare_digest(credentials[0], self._public)
+        known = (
+            mechanism == b"CURVE" and len(credentials) == 1 and any(hmac.compare_digest(credentials[0], public) for public in self._publics)
+        )
         if not known:
             logger.debug("unknown key from %r", address)
         status, text = (b"200", b"OK") if known else (b"400", b"not a member")

@@ -1,0 +1,108 @@
+"""A job's token is replaced while it runs: nothing of the job changes, processes that die are followed under the new one, and the old one lets nobody in."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from psgc.transport.control.dealer import Dealer
+from psgc.transport.security.job_keys import JobKeys
+from psgc.wire.frames import Header, Kind
+from tests.launch.killing import Victims, children
+
+JOBS = Path(__file__).parent.parent / "jobs"
+SAYS_WHERE = """
+import json, os, runpy, sys
+print(json.dumps({name: os.environ[name] for name in ("DMLC_PS_ROOT_PORT", "PSGC_JOB")}), flush=True)
+del sys.argv[0]
+sys.path.insert(0, os.path.dirname(sys.argv[0]))
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def admits(port: int, job: int, *tokens: str) -> bool:
+    """Whether the scheduler lets a stranger in who holds these."""
+    context: zmq.Context[Any] = zmq.Context()
+    dealer = Dealer(context, f"tcp://127.0.0.1:{port}", b"stranger", 15.0, JobKeys(job, tokens))
+    try:
+        for _ in range(3000):
+            dealer.send(Header(Kind.HEARTBEAT, job=job, payload_bytes=1), b"x")
+            dealer.socket.poll(20)
+            if "up" in dealer.events():
+                return True
+            dealer.tick(time.monotonic())
+            if "does not take this member's token" in dealer.turned_away():
+                return False
+    finally:
+        dealer.close()
+        context.destroy(0)
+    raise AssertionError("neither let in nor refused")
+
+
+def until_admitted(port: int, job: int, token: str) -> None:
+    for _ in range(100):
+        if admits(port, job, token):
+            return
+        time.sleep(0.1)
+    raise AssertionError("the new token is not taken")
+
+
+def kill_and_await(victims: Victims, rng: random.Random) -> None:
+    """Until the process that is killed is followed by another."""
+    before = set(children(victims.popen))
+    killed = victims.kill_one(rng)
+    for _ in range(3000):
+        now = set(children(victims.popen))
+        if killed not in now and now - before:
+            return
+        time.sleep(0.02)
+    raise AssertionError("it is not started again")
+
+
+def replaced(path: Path, text: str) -> None:
+    """As a secret's file is: at once, by a name that leads to another."""
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    new.replace(path)
+
+
+@pytest.mark.parametrize("meanwhile", [True, False], ids=["old and new for a while", "at once"])
+def test_a_token_is_replaced_while_servers_and_the_scheduler_die(launched: Any, tmp_path: Path, meanwhile: bool) -> None:
+    file, rng = tmp_path / "token", random.Random(7)
+    file.write_text("the first\n")
+    job = ["-c", SAYS_WHERE, str(JOBS / "sums.py"), "--say", "--steps", "1000000", "--codec", "onebit", "none"]
+    options = ("--no-prefix", "--workers", "2", "--servers", "2")
+    popen = launched.psgc("run", *options, "--", sys.executable, *job, PSGC_TOKEN_FILE=str(file))
+    at = json.loads(launched.read_until(popen, "{"))
+    port, number = int(at["DMLC_PS_ROOT_PORT"]), int(at["PSGC_JOB"])
+    assert admits(port, number, "the first")
+    assert not admits(port, number, "the second")
+    servers = Victims(popen, 2, 2)
+    if meanwhile:
+        replaced(file, "# rotated in November\nthe second\n\nthe first  # until every machine has the other\n")
+        until_admitted(port, number, "the first")
+        assert admits(port, number, "the second", "the first")
+        kill_and_await(servers, rng)
+    replaced(file, "the second\n")
+    until_admitted(port, number, "the second")
+    assert not admits(port, number, "the first")
+    schedulers = Victims(popen, 2, 2, roles=("scheduler",)) if not meanwhile else None
+    kill_and_await(servers, rng)
+    if schedulers is not None:
+        kill_and_await(schedulers, rng)
+    for _ in range(200):
+        launched.read_until(popen, "step")
+    until_admitted(port, number, "the second")
+    popen.send_signal(signal.SIGTERM)
+    status, out, err = launched.end(popen)
+    assert status == 128 + signal.SIGTERM, err
+    assert err.count("it is started again and goes on from") == 2, err
+    assert "wrong" not in out
