@@ -130,6 +130,7 @@ class FakeSession(Session):
         self.job, self.rank, self.ranks = job, rank, program_ranks.Ranks((job.size,))
         self.config = job.config
         self.submissions: list[Submission] = []
+        self.tickets: list[FakeTicket] = []
         self.counts: dict[tuple[str, int], int] = {}
         self.failed_with: str | None = None
         self.endings: list[Callable[[], None]] = []
@@ -179,6 +180,7 @@ class FakeSession(Session):
             self.counts[key] = self.counts.get(key, 0) + 1
             step = job.steps.setdefault((*key, self.counts[key]), _Step())
             ticket = step.tickets[self.rank] = FakeTicket()
+            self.tickets.append(ticket)
             step.buffers[self.rank], step.skips[self.rank] = buffer, skip
             if len(step.buffers) == job.size:
                 job.complete(layout, bucket, step)
@@ -195,6 +197,9 @@ class FakeSession(Session):
     def wait(self, tickets: Iterable[Ticket]) -> None:
         awaited = list(tickets)
         self.job.until(lambda: all(ticket.done for ticket in awaited))
+
+    def wait_for_all(self) -> None:
+        self.wait(self.tickets)
 
     def barrier(self) -> None:
         with self.job.changed:
