@@ -392,7 +392,14 @@ def test_a_digest_is_of_what_ranks_must_agree_on() -> None:
     assert Declaration.from_json(json.loads(json.dumps(TWO.to_json()))).digest() == TWO.digest()
     agreed = {f.name for f in fields(Declaration)} - {"order", "used"}
     for name in agreed:
-        other = {"name": "n", "kind": "plan", "tensors": TWO.tensors[:1], "codec": "bf16", "buckets": (BucketSpec((0,), "none", 0),)}
+        other = {
+            "name": "n",
+            "kind": "plan",
+            "tensors": TWO.tensors[:1],
+            "codec": "bf16",
+            "buckets": (BucketSpec((0,), "none", 0),),
+            "members": (0,),
+        }
         value = getattr(TWO, name)
         changed = other.get(name, not value if isinstance(value, bool) else f"{value}x" if isinstance(value, str) else None)
         assert replace(TWO, **{name: value + 1 if changed is None else changed}).digest() != TWO.digest(), name

@@ -66,7 +66,7 @@ class Requests:
         """speed: of this rank's slowest connection to a server."""
         declared = self._declared.get(declaration.name)
         if declared is None:
-            digest = encode_body(Declare(declaration.name, declaration.digest(), declaration.unused))
+            digest = encode_body(Declare(declaration.name, declaration.digest(), declaration.unused, declaration.members))
             declared = self._declared[declaration.name] = _Declared(self._number(), declaration, digest, speed)
             self._by_request[declared.request] = declared
             self._send(Kind.DECLARE, declared.digest, plan=declared.request, step=speed.rate, key=speed.round_trip_us)

@@ -112,6 +112,11 @@ class Session(ABC):
         """Workers of its node."""
         return self.ranks.node_sizes[self.ranks.node_of[self.rank]]
 
+    @property
+    def whole(self) -> Session:
+        """The job's session, of which this may be a group of ranks alone."""
+        return self
+
     def expect_names(self, names: Iterable[str]) -> None:  # noqa: B027 - psgc's own wire numbers nothing by order
         """An optimizer's gradients and parameters, by BytePS's names, in its order: the first tensors where tensors are numbered as they are declared."""
 

@@ -42,6 +42,7 @@ def compare(first: Declaration, rank_first: int, other: Declaration, rank_other:
         "past_steps",
         "turn",
         "awaited_singly",
+        "members",
     ):
         if getattr(first, attribute) != getattr(other, attribute):
             raise differ("root_rank" if attribute == "root" else attribute, getattr(first, attribute), getattr(other, attribute))

@@ -126,6 +126,8 @@ def build_layout(
         specs = sorted(declaration.buckets, key=lambda spec: -spec.priority)
     else:
         specs = [_fused(declaration, members, number) for number, members in enumerate(_fuse(declaration, used_by_all))]
+    if declaration.members:
+        specs = [replace(spec, members=declaration.members) for spec in specs]
     turn = layout_id if declaration.turn < 0 else declaration.turn  # names of one part each, too, are spread over the servers
     hashed = HashPlacement.parse(declaration.hashed) if declaration.hashed and machines is not None else None
     machines = machines or Machines.alone(servers, workers)
@@ -145,7 +147,7 @@ def build_layout(
     return in_order(Layout(
         layout_id, declaration.name, declaration.kind, declaration.mean, declaration.root, workers, tensors, buckets,
         max(declaration.seed, 0), declaration.stream or declaration.name, declaration.past_steps, turn, declaration.rule,
-        _ahead(cut, speed, servers) if declaration.kind == "plan" and servers else 0,
+        _ahead(cut, speed, servers) if declaration.kind == "plan" and servers else 0, declaration.members,
     ))  # fmt: skip
 
 

@@ -98,6 +98,8 @@ class Declaration:
 
     turn:    the server of the first bucket, modulo the number of servers; -1: it follows from the order in which names were declared.
 
+    members: the ranks that declare it, ascending, whose buckets all of its buckets are; (): all ranks.
+
     Two fields continue the random streams and warm-ups of an earlier job's layout. stream: the name that the streams belong to, "" for ``name``; past_steps:
     the steps that the tensors have taken before.
     """
@@ -121,6 +123,7 @@ class Declaration:
     hashed: str = field(default="", metadata=LEFT_OUT_IF_EMPTY)
     rule: str = field(default="", metadata=LEFT_OUT_IF_EMPTY)
     awaited_singly: bool = field(default=False, metadata=LEFT_OUT_IF_EMPTY)
+    members: tuple[int, ...] = field(default=(), metadata=LEFT_OUT_IF_EMPTY)
 
     def to_json(self) -> dict[str, Any]:
         tensors = [_fields_of(tensor) for tensor in self.tensors]
@@ -139,7 +142,7 @@ class Declaration:
 
     @property
     def _fixed(self) -> tuple[object, ...]:
-        return self.kind, self.tensors, self.codec, self.mean, self.root, self.buckets, self.rule
+        return self.kind, self.tensors, self.codec, self.mean, self.root, self.buckets, self.rule, self.members
 
     @property
     def _described(self) -> str:
@@ -162,6 +165,8 @@ class Declaration:
         if not set(declaration.order).union(declaration.used).issubset(known) or len(set(declaration.order)) < len(declaration.order):
             raise _malformed(f"order or used names tensors that are not among the {len(tensors)}, or twice")
         sizes = (declaration.part_bytes - 1, declaration.fuse_bytes, declaration.min_compress_bytes, declaration.past_steps)
+        if not _ascending(declaration.members):
+            raise _malformed(f"members {declaration.members!r:.80}")
         if min(*sizes, declaration.root) < 0:
             raise _malformed("a size, a number of steps or the root is negative")
         planned = [i for bucket in buckets for i in bucket.tensors]
@@ -206,10 +211,13 @@ def _bucket_specs(body: dict[str, Any]) -> tuple[BucketSpec, ...]:
     specs = tuple(parse_record(BucketSpec, bucket) for bucket in buckets)
     for spec in specs:
         negative = min(spec.parts, spec.part_numel, *spec.servers) < 0
-        falling = any(first >= second for first, second in pairwise(spec.members)) or min((0, *spec.members)) < 0
-        if not spec.tensors or negative or falling or abs(spec.priority) >= MAX_PRIORITY or spec.device not in DEVICES:
+        if not spec.tensors or negative or not _ascending(spec.members) or abs(spec.priority) >= MAX_PRIORITY or spec.device not in DEVICES:
             raise _malformed(f"bucket {spec!r:.120}")
     return specs
+
+
+def _ascending(ranks: tuple[int, ...]) -> bool:
+    return min((0, *ranks)) >= 0 and all(first < second for first, second in pairwise(ranks))
 
 
 def _malformed(what: str) -> RemoteProtocolError:
@@ -263,7 +271,7 @@ class Bucket:
 class Layout:
     """One declared set of tensors, fused and cut. Equal on every member: ``to_json`` is canonical. seed, stream, past_steps: of random
     streams and warm-ups: their step n is the layout's n-th step after ``past_steps``. turn: the server of the first part, modulo
-    their number. rule: as declared. ahead: bytes that each rank may push to a server ahead of its sums; 0: what the server has room for."""
+    their number. rule, members: as declared. ahead: bytes that each rank may push to a server ahead of its sums; 0: what the server has room for."""
 
     id: int
     name: str
@@ -279,6 +287,7 @@ class Layout:
     turn: int = 0
     rule: str = field(default="", metadata=LEFT_OUT_IF_EMPTY)
     ahead: int = field(default=0, metadata=LEFT_OUT_IF_EMPTY)
+    members: tuple[int, ...] = field(default=(), metadata=LEFT_OUT_IF_EMPTY)
 
     @cached_property
     def number(self) -> int:

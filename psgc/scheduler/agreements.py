@@ -110,7 +110,7 @@ class Agreements:
     def _arrived(self, member: Member, header: Header, now: float) -> list[Action]:
         layout, number = header.plan, header.step
         before = self.barriers.passed.get(layout, 0)
-        ranks = set(self.barriers.arrive(member.rank, number, now, layout))
+        ranks = set(self.barriers.arrive(member.rank, number, now, layout, self.declarations.members_of(layout)))
         passing = [m for m in self._roster.workers() if m.rank in ranks] if ranks else []
         told = (self._post.send(m.peer, Kind.BARRIER, plan=layout, step=number) for m in passing)
         return [*([Keep(Passed(layout, number))] if ranks and number > before else []), *told]

@@ -5,7 +5,7 @@ Every message may come twice: its answer is then repeated, and nothing is counte
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from psgc.errors import LayoutMismatch, RemoteProtocolError, UsageError
@@ -17,21 +17,27 @@ from psgc.wire.messages import Declare, ErrorCode, pack
 
 @dataclass(slots=True)
 class Gathering:
-    """The workers' ranks, or servers' indices, that have reached one barrier, declaration or layout, and since when the first of them waits."""
+    """The workers' ranks, or servers' indices, that have reached one barrier, declaration or layout, and since when the first of them waits. of: the ranks that
+    are to come; (): all of ``size``."""
 
     what: str
     size: int
     since: float
     of_servers: bool = False
     came: set[int] = field(default_factory=set)
+    of: tuple[int, ...] = ()
+
+    @property
+    def all(self) -> Sequence[int]:
+        return self.of or range(self.size)
 
     @property
     def complete(self) -> bool:
-        return len(self.came) == self.size
+        return len(self.came) == len(self.all)
 
     @property
     def missing(self) -> list[int]:
-        return [rank for rank in range(self.size) if rank not in self.came]
+        return [rank for rank in self.all if rank not in self.came]
 
     @property
     def awaited(self) -> str:
@@ -49,18 +55,19 @@ class Barriers:
         self._open: dict[tuple[int, int], Gathering] = {}
         self._passed: dict[int, int] = {}  # layout, or 0 -> number of the last barrier that all have come to
 
-    def arrive(self, rank: int, number: int, now: float, layout: int = 0) -> list[int]:
-        """A rank has reached barrier ``number`` (of ``layout``, or 0 for none). Returns the ranks to tell that they may pass it."""
+    def arrive(self, rank: int, number: int, now: float, layout: int = 0, members: tuple[int, ...] = ()) -> list[int]:
+        """A rank has reached barrier ``number`` (of ``layout``, or 0 for none). members: the ranks that declared the layout; (): all. Returns the ranks to tell
+        that they may pass it."""
         if number <= self._passed.get(layout, 0):
             return [rank]
         what = f"barrier {number}" + (f" of layout {layout}" if layout else "")
-        gathering = self._open.setdefault((layout, number), Gathering(what, self._size, now))
+        gathering = self._open.setdefault((layout, number), Gathering(what, self._size, now, of=members))
         gathering.came.add(rank)
         if not gathering.complete:
             return []
         self._passed[layout] = number
         del self._open[layout, number]
-        return list(range(self._size))
+        return list(gathering.all)
 
     def forget(self, rank: int) -> None:
         """The rank's process has died: another will come to the barriers that are open."""
@@ -82,7 +89,7 @@ class Barriers:
 
 @dataclass(slots=True)
 class Name:
-    """One declared name, until it has a layout. Every rank declares it by a digest; rank 0 is asked for the whole declaration; then every server
+    """One declared name, until it has a layout. Every rank whose it is declares it by a digest; the first is asked for the whole declaration; then every server
     prepares to serve the layout. Ranks whose digests differ are asked, too, so that the error can name the difference."""
 
     ranks: Gathering  # a rank that was asked counts once it has answered
@@ -125,8 +132,10 @@ class Declarations:
         slowest connection. Builds the layout if nothing else is missing."""
         name = self._names.get(declare.name)
         if name is None:
-            name = Name(Gathering(f"the declaration of {declare.name!r}", self._size, now))
+            name = Name(Gathering(f"the declaration of {declare.name!r}", self._size, now, of=self._members(declare)))
             self._names[declare.name] = self._open[declare.name] = name
+        if rank not in name.ranks.all:
+            raise RemoteProtocolError(f"rank {rank} declares {declare.name!r}, which is of other ranks", ErrorCode.MALFORMED)
         name.requests[rank] = request
         if name.layout is not None:
             if declare.digest != name.digest:  # by a process that has taken another's place
@@ -141,7 +150,7 @@ class Declarations:
         name.speed = name.speed.slower(speed)
         if other is not None and name.digests[other] != declare.digest and name.differing is None:
             name.differing = (min(rank, other), max(rank, other))
-        wanted = {0, *(name.differing or ())}.intersection(name.digests).difference(name.whole)
+        wanted = {name.ranks.all[0], *(name.differing or ())}.intersection(name.digests).difference(name.whole)
         # A rank that repeats its declaration has not received the question.
         ask = sorted(wanted.difference(name.asked) | wanted.intersection({rank}))
         name.asked.update(ask)
@@ -161,6 +170,10 @@ class Declarations:
             return None
         if name.digests[rank] != declaration.digest():
             raise RemoteProtocolError(f"the declaration of {declaration.name!r} is not what rank {rank} announced", ErrorCode.MALFORMED)
+        if declaration.members != name.ranks.of:
+            raise RemoteProtocolError(
+                f"the declaration of {declaration.name!r} is of other ranks than rank {rank} announced", ErrorCode.MALFORMED
+            )
         name.whole[rank] = declaration
         if name.differing is not None:
             first, other = name.differing
@@ -172,6 +185,20 @@ class Declarations:
         name.ranks.came.add(rank)
         self._build_if_complete(name, now)
         return name
+
+    def _members(self, declare: Declare) -> tuple[int, ...]:
+        """Those that are to declare it. Raises RemoteProtocolError for ranks that the job lacks."""
+        members = declare.members
+        if any(not 0 <= rank < self._size for rank in members) or list(members) != sorted(set(members)):
+            raise RemoteProtocolError(
+                f"{declare.name!r} is declared for ranks {list(members)}, the job has {self._size}", ErrorCode.MALFORMED
+            )
+        return members
+
+    def members_of(self, layout_id: int) -> tuple[int, ...]:
+        """The ranks that have declared a layout; (): all, or there is none."""
+        name = self._by_layout.get(layout_id)
+        return () if name is None else name.ranks.of
 
     def server_ready(self, server: int, layout_id: int) -> Name | None:
         """A server is ready to serve a layout. Returns the layout's name if this was the last server awaited, else None."""
@@ -216,7 +243,9 @@ class Declarations:
     def laid_out(self, declared: str, digest: str, text: bytes, now: float) -> None:
         """A name that another process of the scheduler has given its layout. Ranks that have not got it declare the name again."""
         layout = Layout.from_json(text)
-        name = Name(Gathering(f"the declaration of {declared!r}", self._size, now, came=set(range(self._size))), layout=layout, text=text)
+        members = layout.members
+        came = set(members or range(self._size))
+        name = Name(Gathering(f"the declaration of {declared!r}", self._size, now, came=came, of=members), layout=layout, text=text)
         name.digest = digest
         self._names[declared] = name
         self._lay_out(name, now)
@@ -247,9 +276,10 @@ class Declarations:
         return [name.ranks for name in self._open.values()]
 
     def _build_if_complete(self, name: Name, now: float) -> None:
-        if not name.ranks.complete or 0 not in name.whole:
+        first = name.ranks.all[0]
+        if not name.ranks.complete or first not in name.whole:
             return
-        declaration = name.whole[0]
+        declaration = name.whole[first]
         layout_id = len(self._by_layout) + 1
         if layout_id >= MAX_LAYOUTS:
             raise UsageError(f"{declaration.name!r} is name number {layout_id}, at most {MAX_LAYOUTS - 1} can be declared; use names again")
@@ -259,7 +289,7 @@ class Declarations:
             ranks=self._ranks, machines=self._machines,
         )  # fmt: skip
         name.text = pack(name.layout.to_json().encode())
-        name.digest = name.digests[0]
+        name.digest = name.digests[first]
         name.digests.clear()
         name.whole.clear()
         del self._open[declaration.name]

@@ -153,6 +153,7 @@ class Declare:
     name: str
     digest: str  # of the declaration's canonical text, without the fields in which ranks may differ
     unused: tuple[int, ...] = ()  # a plan: indices of the tensors that had no gradient on this rank
+    members: tuple[int, ...] = field(default=(), metadata=LEFT_OUT_IF_EMPTY)  # the ranks that declare it, ascending; none: all of them
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,9 @@ class Job:
         """What a worker's coordinator does: its digest, and if it is asked, or another worker is, the whole declaration. All that the
         scheduler said, but its questions."""
         self.declared[peer] = declaration
-        actions = self.say(peer, Kind.DECLARE, Declare(declaration.name, declaration.digest(), declaration.unused), plan=plan)
+        actions = self.say(
+            peer, Kind.DECLARE, Declare(declaration.name, declaration.digest(), declaration.unused, declaration.members), plan=plan
+        )
         asked = [a for a in actions if isinstance(a, Send) and a.header.kind == Kind.DECLARE]
         said = [action for action in actions if action not in asked]
         for question in asked:

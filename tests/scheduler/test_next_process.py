@@ -210,3 +210,11 @@ def test_a_state_that_was_still_to_be_given_ends_the_job_with_a_line_that_says_s
     assert "while rank 1, whose process had taken a dead one's place, was still to get the job's state" in aborted(
         followed.say("w0", Kind.HEARTBEAT)
     )
+
+
+def test_a_layout_of_some_ranks_stays_theirs(job: Followed) -> None:
+    job.note(job.declare("w1", declaration("half", members=(1,))))
+    job.note(job.say("s0", Kind.KEYS_READY, plan=1))
+    job.follow()
+    assert set(sent(job.declare("w1", declaration("half", members=(1,))), Kind.LAYOUT)) == {"w1"}
+    assert set(sent(job.say("w1", Kind.BARRIER, plan=1, step=1), Kind.BARRIER)) == {"w1"}

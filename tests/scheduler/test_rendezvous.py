@@ -240,3 +240,33 @@ def test_a_servers_error_about_a_layout_ends_the_job() -> None:
     text = aborted(job.say("s0", Kind.ERROR, Notice(1, "no memory for layout 1"), plan=1))
     assert "server 0 (pid 2000 on host0)" in text
     assert "no memory for layout 1" in text
+
+
+# declarations of some ranks
+
+
+def test_a_declaration_of_some_ranks_awaits_these_and_reaches_these_alone() -> None:
+    job = complete(nodes=4)
+    some = declaration("half", members=(1, 3))
+    assert job.declare("w3", some, plan=7) == []
+    job.hear_everyone()
+    assert "the declaration of 'half' has awaited rank(s) 1 for" in logged(job.run(int(SILENCE_S)))
+    keys = sent(job.declare("w1", some, plan=5), Kind.KEYS)
+    layout = Layout.from_json(json.dumps(keys["s0"]))
+    assert layout.members == (1, 3) and all(bucket.members == (1, 3) for bucket in layout.buckets)
+    assert all(part.contributors == (1, 3) for bucket in layout.buckets for part in bucket.parts)
+    assert set(sent(job.say("s0", Kind.KEYS_READY, plan=1), Kind.LAYOUT)) == {"w1", "w3"}
+    assert job.say("w1", Kind.BARRIER, plan=1, step=1) == []
+    assert set(sent(job.say("w3", Kind.BARRIER, plan=1, step=1), Kind.BARRIER)) == {"w1", "w3"}, "the layout's barriers are theirs, too"
+
+
+def test_a_declaration_of_ranks_that_cannot_be_is_refused() -> None:
+    job = complete(nodes=2)
+    for members, said in (((0, 2), "the job has 2"), ((1, 0), "the job has 2"), ((0,), "which is of other ranks")):
+        name = f"x{members}"
+        assert said in refused(job.say("w1", Kind.DECLARE, Declare(name, "digest", (), members)), ErrorCode.MALFORMED)
+    job.say("w1", Kind.DECLARE, Declare("y", declaration("y", members=(1,)).digest(), (), ()))
+    job.say("w0", Kind.DECLARE, Declare("y", declaration("y", members=(1,)).digest(), (), ()))
+    assert "of other ranks than rank 0 announced" in refused(
+        job.say("w0", Kind.DECLARATION, declaration("y", members=(1,)).to_json()), ErrorCode.MALFORMED
+    )

@@ -179,7 +179,9 @@ def _group_parts(layout: Layout, bucket: Bucket, ranks: Ranks, rank: int, server
     stream = Stream(layout.seed, 0, rank, bucket.index, 0, layout.number)
     parts: list[GroupPart] = []
     for number, part in enumerate(bucket.parts):
-        programs = compile_option(bucket.option, part.numel, ranks, layout.root if layout.kind == "broadcast" else bucket.index + number)
+        programs = compile_option(
+            bucket.option, part.numel, ranks, members.index(layout.root) if layout.kind == "broadcast" else bucket.index + number
+        )
         program, again = renumbered(programs[members.index(rank)], members), same_pieces(programs)
         if pair.pull.of_sums and pair.push.unbiased and not all(again.values()):
             raise UsageError(

@@ -130,5 +130,6 @@ class LayoutRun:
 
 
 def is_named(layout: Layout) -> bool:
-    """Whether its buckets run over groups, and follow no order of their own: a script submits them in any order, beside other layouts'."""
-    return layout.kind != "plan" and any(bucket.over_groups for bucket in layout.buckets)
+    """Whether its buckets run over groups, and follow no order of their own: a script submits them in any order, beside other layouts'. All ranks vote on that
+    order; a layout of some ranks alone has lanes of its own instead."""
+    return layout.kind != "plan" and any(bucket.over_groups and not bucket.members for bucket in layout.buckets)

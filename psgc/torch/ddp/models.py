@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from psgc.errors import ConfigError, UsageError
@@ -21,6 +22,7 @@ from psgc.torch.ddp.gradients import DdpGradients
 from psgc.torch.gradients.linearity import CodecAdvice
 from psgc.torch.plans.choice import Choice
 from psgc.torch.session import api
+from psgc.worker.part_session import PartSession
 from psgc.worker.session import Session
 
 START: Final = "start every worker of the script with `psgc run` or psgc-launch"
@@ -120,19 +122,24 @@ class HookedModels:
 
 def check_group(wrapper: DistributedDataParallel, session: Session) -> None:
     """Raise UsageError unless DDP averages over the workers of the job."""
-    size = wrapper.process_group.size()
+    group = wrapper.process_group
+    size = group.size()
+    if isinstance(session, PartSession) and sorted(dist.get_process_group_ranks(group)) != list(session.members):
+        raise UsageError(
+            f"DistributedDataParallel averages over ranks {dist.get_process_group_ranks(group)}, but psgc was initialized for ranks {list(session.members)} of "
+            f"the mesh; give it process_group=mesh.get_group(dim)"
+        )
     if size != session.size:
         raise UsageError(
             f"DistributedDataParallel averages over {size} process(es), but psgc's job has {session.size} worker(s); psgc averages over the "
-            f"whole job: {START}, and leave process_group and device_mesh out"
+            f"whole job: {START}, and leave process_group and device_mesh out, or name a mesh's dimension by psgc.torch.init(mesh=mesh, dim=...) first"
         )
 
 
 def check_world(session: Session) -> None:
     """Raise ConfigError if torch.distributed's number of processes differs from psgc's."""
     world = session.config.world_size
-    if world and world != session.size:
-        remedy = START if session.size == 1 else "where nodes differ in size, set PSGC_NODE_SIZES on every machine"
-        raise ConfigError(
-            f"WORLD_SIZE={world}, but psgc's job has {session.size} worker(s), of which this is rank {session.rank}; {remedy}"
-        )
+    job = session.whole
+    if world and world != job.size:
+        remedy = START if job.size == 1 else "where nodes differ in size, set PSGC_NODE_SIZES on every machine"
+        raise ConfigError(f"WORLD_SIZE={world}, but psgc's job has {job.size} worker(s), of which this is rank {job.rank}; {remedy}")

@@ -49,6 +49,8 @@ class FsdpHook:
         api.init()
         session = self._session = api.current_session()
         refuse_replaceable(session, "fsdp_hook")
+        if session.whole is not session:
+            raise UsageError("fsdp_hook finds the replicas of each shard by itself; call init() without mesh")
         check_world(session)
         choice = _without_plan(chosen(session, codec_or_rule, "fsdp_hook"))
         if session.config.profile:

@@ -91,6 +91,8 @@ def refuse_asynchronous(by: str) -> NoReturn:
 
 
 def _automatic(session: Session, given: str) -> Choice:
+    if session.whole is not session:
+        raise UsageError("auto measures whole jobs, and psgc was initialized for one dimension of a mesh; name a codec or a plan")
     return Choice(auto=session.size > 1, quality=level_of(given, session.config.quality))
 
 

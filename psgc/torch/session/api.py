@@ -15,7 +15,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from psgc.config import Config
 from psgc.diagnostics.lines import joined, log_own
@@ -25,8 +25,12 @@ from psgc.torch.collectives.groups import job_groups
 from psgc.torch.session import ending, run_report, without_effect
 from psgc.torch.session.embedded import Embedded, await_services, forget_services, left_in_order
 from psgc.torch.session.exporting import export_figures, stop_exporting
+from psgc.torch.session.mesh import of_dimension
 from psgc.worker.connect import open_session
 from psgc.worker.session import Session
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 logger = logging.getLogger(__name__)
 
@@ -79,26 +83,34 @@ def carry_over(call: Callable[[Session, Session], None]) -> None:
     _carriers.append(call)
 
 
-def init(lazy: bool = True) -> None:
+def init(lazy: bool = True, *, mesh: DeviceMesh | None = None, dim: str | None = None) -> None:
     """Join the job that the environment describes (docs/env.md), or be alone where it describes none.
 
     Returns once every member is there. Again while joined: does nothing. After ``shutdown`` it joins the next job at the environment's address, any number
     of times: `psgc run` keeps its scheduler and servers for it; others must have been started anew, as for BytePS. ``lazy`` is accepted
     for BytePS's sake and has no effect. Python's thread switch interval becomes PSGC_SWITCH_INTERVAL (default 0.5 ms), so that the network
     thread gets its turn beside a busy main thread.
+
+    mesh, dim: a DeviceMesh of all ranks, and the name of one of its dimensions: psgc is then among the ranks of this rank's group along it, as if they were
+    a job of their own. ``rank()`` and ``size()`` are those of the group, means are over it, and groups do not wait for each other, except in ``barrier()``,
+    which is of the whole job. So the replicas of a model that is cut along the other dimensions average it piece by piece.
     Raises ConfigError; UsageError where this process cannot join any more; JobFailed saying who is missing.
     """
     if is_initialized():
+        if mesh is not None:
+            raise UsageError(
+                "init(mesh=...): this process has joined its job before; call it first, before hooks and optimizers do by themselves"
+            )
         return
     _refuse_to_join()
     if _ours:
         gc.collect()  # the last job's session is part of cycles, and has descriptors that are open until then
     _prepare_for_the_end()
     ending.install(_own_session, _awaited)
-    _join(Config.from_env())
+    _join(Config.from_env(), mesh, dim)
 
 
-def _join(config: Config) -> None:
+def _join(config: Config, mesh: DeviceMesh | None = None, dim: str | None = None) -> None:
     global _session, _ours, _suspended
     _set_up_logging(config)
     logger.info("configuration %s", config)
@@ -113,6 +125,8 @@ def _join(config: Config) -> None:
     joined(_session.rank)
     export_figures(_session)
     without_effect.tell_start(config)
+    if mesh is not None:
+        _session, _ours = of_dimension(_session, mesh, dim), True
 
 
 def _open(config: Config) -> Session:
@@ -139,6 +153,10 @@ def suspend() -> None:
     global _session, _left, _suspended
     session = current_session()
     session.check()
+    if session.whole is not session:
+        raise UsageError(
+            "suspend(): psgc was initialized for one dimension of a mesh, whose ranks are fixed; go on from a checkpoint in a new job"
+        )
     _leavers[:] = [member for member in _members if member.session is session]
     for member in _leavers:
         member.check_leaving()
@@ -147,7 +165,7 @@ def suspend() -> None:
     session.barrier()  # servers answer until everybody has asked for its share
     _before[:] = [session]
     _session, _left, _suspended = None, True, True
-    stop_exporting(session)
+    stop_exporting(session.whole)
     session.close()
     left_in_order()
     run_report.tell_end(session)
@@ -204,7 +222,7 @@ def shutdown() -> None:
     if is_initialized():
         session = current_session()
         _session, _left = None, not session.config.solo
-        stop_exporting(session)
+        stop_exporting(session.whole)
         session.close()
         if not session.failed:
             left_in_order()
@@ -248,7 +266,7 @@ def rank() -> int:
 
 
 def size() -> int:
-    """Workers in the job."""
+    """Workers in the job, or in this rank's group of it (``init(mesh=...)``)."""
     return _place().size
 
 

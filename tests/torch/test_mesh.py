@@ -1,0 +1,43 @@
+"""psgc among the ranks of one dimension of a device mesh. Real processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+
+@pytest.mark.parametrize("dim", ["replicate", "shard"])
+@pytest.mark.parametrize("servers", [1, 0])
+def test_each_group_of_a_dimension_trains_by_itself_to_the_bit(make_job: Callable[..., Any], servers: int, dim: str) -> None:
+    texts = make_job(nodes=4, servers=servers).said("--dim", dim, job="mesh.py", PSGC_MIN_COMPRESS_BYTES="0")
+    groups = ["[0, 2]", "[1, 3]", "[0, 2]", "[1, 3]"] if dim == "replicate" else ["[0, 1]", "[0, 1]", "[2, 3]", "[2, 3]"]
+    for text, group in zip(texts, groups, strict=True):
+        assert f"all right in {group}" in text
+
+
+def test_what_cannot_be_is_told_in_a_line(make_job: Callable[..., Any]) -> None:
+    texts = make_job(nodes=4, servers=1).said(job="mesh_refused.py")
+    for text in texts:
+        told = dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
+        assert "init(mesh=...): expected a DeviceMesh of torch.distributed, got a str" in told["no mesh"]
+        assert "the mesh has 2 dimensions; say which one psgc carries, as in dim='replicate'" in told["no dim"]
+        assert "dim is 'replicat'; the mesh's dimensions have 'replicate', 'shard'" in told["misspelt"]
+        assert "the mesh has 2 ranks and the job 4" in told["part"]
+        assert "this process has joined its job before" in told["late"]
+        assert "fsdp_hook finds the replicas of each shard by itself" in told["fsdp"]
+        assert "auto measures whole jobs" in told["auto"]
+        assert "psgc was initialized for one dimension of a mesh, whose ranks are fixed" in told["suspend"]
+        assert (
+            "DistributedDataParallel averages over ranks" in told["another group"]
+            and "process_group=mesh.get_group(dim)" in told["another group"]
+        )
+
+
+def test_the_example_trains_as_torchs_own(make_job: Callable[..., Any]) -> None:
+    """examples/mesh_tensor_parallel.py: uncompressed it prints the losses that it has with torch's all-reduce between replicas."""
+    found = make_job(nodes=4, servers=1).said("--compare", job="../../examples/mesh_tensor_parallel.py")
+    for text in found:
+        (psgc,), (native,) = ([line.split(": ")[1] for line in text.splitlines() if f"{by}'s losses" in line] for by in ("psgc", "torch"))
+        assert psgc == native
