@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import logging
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import psgc.torch as psgc
+from psgc.plan.model.plan import Plan, PlannedBucket
 
 STEPS, WIDTH = 6, 96
 
@@ -78,6 +80,22 @@ def resumed(mesh: DeviceMesh, codec: str, forget: bool) -> str:
     return steps(second, optimizers[1], draw, STEPS - STEPS // 2, "plain")
 
 
+def given_for(codec: str, model: nn.Module) -> Any:
+    """What ``fsdp_hook`` is given: the codec; "rule" and "plan" say the same of each module, one by a function and the other by a plan of its parameters, of
+    which most elements of the first block have int8."""
+    if codec == "rule":
+        return lambda name, parameter: "int8" if name == "1" else "none"
+    if codec not in ("plan", "groups"):
+        return codec
+    over = ("flat.reduce_scatter", "flat.all_gather") if codec == "groups" else ("flat.push", "flat.pull")
+    encoded = ("comp@cpu", "flat.push.c", "flat.pull.c", "decomp@cpu")
+    buckets = []
+    for place, (name, parameter) in enumerate(model.named_parameters()):
+        codec_, option = ("int8", encoded) if over[0] == "flat.push" and name in ("1.up.weight", "1.down.weight") else ("none", over)
+        buckets.append(PlannedBucket((name,), parameter.numel(), 1, -place, codec_, option))
+    return Plan("small", "two nodes", tuple(buckets))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--codecs", nargs="+", default=["none"])
@@ -92,7 +110,7 @@ def main() -> None:
         print(f"native {how} {train(model_on(mesh, given.precision), how)}", flush=True)
         for codec in given.codecs:
             model = model_on(mesh["shard"], given.precision)
-            hook = psgc.fsdp_hook(model, codec)
+            hook = psgc.fsdp_hook(model, given_for(codec, model))
             print(f"{codec} {how} {train(model, how)}", flush=True)
             if how == "resumed":
                 print(f"{codec} went-on {resumed(mesh['shard'], codec, forget=False)}", flush=True)

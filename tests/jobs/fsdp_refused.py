@@ -14,6 +14,7 @@ from torch.distributed.fsdp import fully_shard
 
 import psgc.torch as psgc
 from psgc.errors import PsgcError
+from psgc.plan.model.plan import Plan, PlannedBucket
 
 
 def told(name: str, call: Callable[[], Any]) -> None:
@@ -41,6 +42,11 @@ def backward(model: nn.Module) -> None:
     model(torch.ones(2, 4)).sum().backward()
 
 
+def plan(*names: str) -> Plan:
+    option = ("intra.reduce_scatter", "inter.all_reduce", "intra.all_gather")
+    return Plan("small", "two nodes", tuple(PlannedBucket((name,), 4, 1, 0, "none", option) for name in names))
+
+
 def main() -> None:
     logging.getLogger("torch.distributed").setLevel(logging.ERROR)
     psgc.init()
@@ -52,6 +58,8 @@ def main() -> None:
     told("no replicas", lambda: psgc.fsdp_hook(fully_shard(nn.Linear(4, 4), mesh=whole)))
     told("codec", lambda: psgc.fsdp_hook(fully_shard(nn.Linear(4, 4), mesh=nodes["shard"]), "int9"))
     told("plan", lambda: psgc.fsdp_hook(fully_shard(nn.Linear(4, 4), mesh=nodes["shard"]), "auto"))
+    told("plan of others", lambda: psgc.fsdp_hook(fully_shard(nn.Linear(4, 4), mesh=nodes["shard"]), plan("layer.weight")))
+    told("plan within nodes", lambda: psgc.fsdp_hook(fully_shard(nn.Linear(4, 4), mesh=nodes["shard"]), plan("weight", "bias")))
     mixed = nn.Sequential(fully_shard(nn.Linear(4, 4), mesh=nodes["shard"]), fully_shard(nn.Linear(4, 4), mesh=whole))
     told("two meshes", lambda: psgc.fsdp_hook(mixed))
     divided = fully_shard(nn.Linear(4, 4), mesh=nodes["shard"])

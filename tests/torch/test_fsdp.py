@@ -41,6 +41,18 @@ def test_reduced_in_another_dtype_than_parameters_have_gradients_are_averaged_be
     assert found["onebit", "plain"][0][0] == found["onebit", "plain"][2][0] != found["native", "plain"][0][0]
 
 
+def test_a_plan_says_by_what_each_module_travels_and_low_rank_codecs_see_parameters_as_matrices(make_job: Callable[..., Any]) -> None:
+    found = lines(
+        make_job(nodes=4, servers=1), "--hows", "plain", "--codecs", "rule", "plan", "groups", "powersgd:rank=64", "powersgd:rank=1"
+    )
+    assert found["plan", "plain"] == found["rule", "plain"] != found["native", "plain"]
+    assert found["groups", "plain"] == found["native", "plain"]
+    exact, whole, rank_1 = ([float(own[1]) for own in found[codec, "plain"]] for codec in ("native", "powersgd:rank=64", "powersgd:rank=1"))
+    assert found["powersgd:rank=1", "plain"][0][0] == found["powersgd:rank=1", "plain"][2][0] != found["native", "plain"][0][0]
+    off = [max(abs(a - b) for a, b in zip(exact, those, strict=True)) for those in (whole, rank_1)]
+    assert off[0] < off[1], "all of the gradient's rank is nearer than one: it is cut by parameters, not taken for a vector"
+
+
 @pytest.mark.parametrize("servers", [1, 0])
 def test_a_model_that_goes_on_from_a_state_takes_what_codecs_kept_along(make_job: Callable[..., Any], servers: int) -> None:
     found = lines(make_job(nodes=4, servers=servers), "--hows", "resumed", "--codecs", "onebit")
@@ -55,7 +67,9 @@ def test_what_it_cannot_average_is_told_in_a_line(make_job: Callable[..., Any]) 
         assert "'model' is sharded over a mesh of 2 dimensions" in of_rank["native"]
         assert "over all 2 ranks, so there are no replicas to average between; shard within nodes" in of_rank["no replicas"]
         assert "unknown codec 'int9'" in of_rank["codec"]
-        assert "a codec, or a function that names one for each module" in of_rank["plan"]
+        assert "or a plan; auto measures whole gradients, not shards" in of_rank["plan"]
+        assert "the plan lacks 'bias' and 1 more; make a plan of this model's parameters" in of_rank["plan of others"]
+        assert "with stages within nodes, which FSDP does itself; plan for nodes of one rank" in of_rank["plan within nodes"]
         assert "'0' is sharded over ranks" in of_rank["two meshes"]
         assert "set_gradient_divide_factor was called on 'model'" in of_rank["divided"]
         assert "FSDP reduced 20 gradients of 'model' on each rank, and its trained parameters are 40" in of_rank["unused"]

@@ -10,14 +10,16 @@ Owns the mapping from units to buckets.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 
 from psgc.errors import UsageError
-from psgc.layout import BucketSpec, TensorSpec
+from psgc.layout import Bucket, BucketSpec, TensorSpec
 from psgc.torch.ddp.parameters import ModelParameters
 from psgc.torch.ddp.told import add_model
+from psgc.torch.fsdp.planned import Way
 from psgc.torch.fsdp.units import Unit, local
 from psgc.torch.gradients.backward_end import BackwardEnd, await_end
 from psgc.torch.gradients.exchange import GradientExchange
@@ -26,21 +28,46 @@ from psgc.torch.gradients.layouts import Declared
 from psgc.torch.gradients.written import Written
 from psgc.torch.plans.choice import Choice
 from psgc.torch.plans.fusing import nbytes_of
-from psgc.torch.tensors.buffers import dtype_name
+from psgc.torch.tensors.buffers import Array, TensorsBuffer, dtype_name, staging_dtype, where_of
 from psgc.torch.tensors.sent import FilledBucket
 from psgc.worker.session import Session
 
 Replicas = tuple[tuple[int, ...], ...]
 
 
-class FsdpGradients(FrontEnd[FilledBucket]):
-    """See the module's text. units: in the model's order. replicas: by shard, the ranks that hold it. choice: a codec, or a rule for each unit by its name."""
+class ShardBucket(FilledBucket):
+    """A unit's slice: several tensors to its codec, and one flat one, which FSDP has reduced, to its memory."""
 
-    def __init__(self, session: Session, number: int, choice: Choice, units: Sequence[Unit], replicas: Replicas) -> None:
+    __slots__ = ()
+
+    def bind(self) -> None:
+        self.buffer.bind([self.tensors[0]])
+
+    def lie_in(self, memory: Array | None) -> None:
+        """Do nothing: what FSDP has reduced is the bucket itself."""
+
+
+def _flat_buffer(bucket: Bucket, on_gpu: bool) -> TensorsBuffer:
+    return TensorsBuffer([(bucket.numel,)], staging_dtype(bucket.codec, bucket.dtype), where_of(bucket, on_gpu))
+
+
+class FsdpGradients(FrontEnd[FilledBucket]):
+    """See the module's text. units: in the model's order. replicas: by shard, the ranks that hold it. choice: a codec, or a rule for each unit by its name.
+    ways: what a plan says of each unit by its name; none where none does."""
+
+    def __init__(
+        self,
+        session: Session,
+        number: int,
+        choice: Choice,
+        units: Sequence[Unit],
+        replicas: Replicas,
+        ways: Mapping[str, Way] = MappingProxyType({}),
+    ) -> None:
         super().__init__(GradientExchange(session, f"fsdp{number}", choice, whole=True, turn=number))
         self.steps = 0
-        self._units, self._replicas = units, replicas
-        names: dict[torch.Tensor, str] = {p: f"{unit.name}.{index}" for unit in units for index, p in enumerate(unit.parameters)}
+        self._units, self._replicas, self._ways = units, replicas, dict(ways)
+        names: dict[torch.Tensor, str] = {p: unit.names[p] for unit in units for p in unit.parameters}
         self.parameters = ModelParameters(self.exchange.name, names)
         self._shard = next(shard for shard, ranks in enumerate(replicas) if session.rank in ranks)
         self._end: BackwardEnd | None = None  # of the backward under way
@@ -77,8 +104,8 @@ class FsdpGradients(FrontEnd[FilledBucket]):
                     f"fsdp_hook: FSDP reduced the gradients of {its.name!r} twice in one backward; run the model once in each, or under no_sync"
                 )
             waits = its.waits(gradients)
-            exchange.observer.ready(self._spec(unit).name, gradients)
-            bucket.put(bucket.bucket.tensors[0], gradients)
+            exchange.observer.ready(f"{its.name}@{self._shard}", gradients)
+            bucket.put(0, gradients)
             exchange.submit(bucket)
         if waits:
             exchange.wait([bucket])
@@ -91,7 +118,7 @@ class FsdpGradients(FrontEnd[FilledBucket]):
         for unit in absent:
             bucket = self._bucket(unit)
             like = local(self._units[unit].parameters[0])
-            bucket.put(bucket.bucket.tensors[0], like.new_zeros(self._units[unit].numel), takes_part=False)
+            bucket.put(0, like.new_zeros(self._units[unit].numel), takes_part=False)
             exchange.submit(bucket)
         exchange.observer.leaving()
         exchange.wait()
@@ -123,32 +150,41 @@ class FsdpGradients(FrontEnd[FilledBucket]):
         """Declare the gradients of all units and shards, and wait until every rank has. like: gradients of one unit."""
         exchange, shards = self.exchange, len(self._replicas)
         dtype = dtype_name(like, "gradients that FSDP has reduced")
-        specs = tuple(TensorSpec(f"{unit.name}@{shard}", (unit.numel,), dtype) for unit in self._units for shard in range(shards))
-        exchange.specs = specs
-        parameters = [local(unit.parameters[0]) for unit in self._units for _ in range(shards)]
-        order = tuple(unit * shards + shard for unit in reversed(range(len(self._units))) for shard in range(shards))
-        exchange.declare(self._own, specs, parameters, order, range(len(specs)), self._buckets(specs, parameters, order))
+        specs, parameters, buckets = list[TensorSpec](), list[torch.Tensor](), list[BucketSpec]()
+        for place, unit in enumerate(self._units):
+            for shard in range(shards):
+                first = len(specs)
+                specs += [TensorSpec(f"{name}@{shard}", shape, dtype) for name, shape in unit.pieces]
+                parameters += [local(parameter) for parameter in unit.parameters]
+                tensors = tuple(range(first, len(specs)))
+                way = self._way(unit, parameters[first], sum(map(nbytes_of, specs[first:])))
+                priority = (place - len(self._units)) * shards + shard + 1  # the last units' gradients come first
+                buckets.append(
+                    BucketSpec(tensors, way.codec, priority, option=way.option, device=way.device, members=self._replicas[shard])
+                )
+        exchange.specs = tuple(specs)
+        order = tuple(range(len(specs)))
+        exchange.declare(self._own, exchange.specs, parameters, order, order, tuple(buckets))
 
-    def _buckets(self, specs: Sequence[TensorSpec], parameters: Sequence[torch.Tensor], order: Sequence[int]) -> tuple[BucketSpec, ...]:
-        """One for each tensor, as soon as it is nearly sure to become ready."""
-        least, choice = self.session.config.min_compress_bytes, self.exchange.choice
-        found = []
-        for place, index in enumerate(order):
-            unit, shard = divmod(index, len(self._replicas))
-            codec = choice.codec_of(self._units[unit].name, parameters[index]) if nbytes_of(specs[index]) >= least else "none"
-            found.append(BucketSpec((index,), codec, -place, members=self._replicas[shard]))
-        return tuple(found)
+    def _way(self, unit: Unit, parameter: torch.Tensor, nbytes: int) -> Way:
+        """How the unit's shards travel. parameter: one of the unit's."""
+        if unit.name in self._ways:
+            return self._ways[unit.name]
+        return Way(self.exchange.choice.codec_of(unit.name, parameter) if nbytes >= self.session.config.min_compress_bytes else "none")
+
+    def switch_to(self, choice: Choice, ways: Mapping[str, Way]) -> None:
+        """As ``switch``, also to a plan's ``ways``."""
+        self.switch(choice)
+        self._ways = dict(ways)
 
     def _own(self, declared: Declared) -> list[FilledBucket]:
         """This rank's buckets, in the units' order."""
-        made = FilledBucket.all_of(declared.layout, declared.on_gpu)
-        return sorted((one for one in made if one.bucket.is_of(self.session.rank)), key=lambda one: one.bucket.tensors)
+        layout = declared.layout
+        own = sorted((one for one in layout.buckets if one.is_of(self.session.rank)), key=lambda one: one.tensors)
+        return [ShardBucket(layout, one, _flat_buffer(one, declared.on_gpu)) for one in own]
 
     def _bucket(self, unit: int) -> FilledBucket:
         return self.exchange.buckets[unit]
-
-    def _spec(self, unit: int) -> TensorSpec:
-        return self.exchange.specs[unit * len(self._replicas) + self._shard]
 
 
 def _finish(models: list[FsdpGradients]) -> None:

@@ -5,6 +5,8 @@ Owns the registration and its checks; ``gradients`` synchronizes. FSDP itself ga
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -12,12 +14,14 @@ from typing import Any
 import torch
 
 from psgc.errors import UsageError
+from psgc.plan.model.plan import Plan
 from psgc.torch.ddp import amp
 from psgc.torch.ddp.models import check_world
 from psgc.torch.fsdp.gradients import FsdpGradients
+from psgc.torch.fsdp.planned import Way, ways_of
 from psgc.torch.fsdp.units import replicas_of, units_of
 from psgc.torch.gradients.linearity import CodecAdvice
-from psgc.torch.plans.choice import Choice, Given, chosen, switched
+from psgc.torch.plans.choice import Choice, Given, chosen, plan_for, switched
 from psgc.torch.session import api
 from psgc.torch.session.replaceable import refuse_replaceable
 
@@ -33,8 +37,9 @@ def fsdp_hook(model: torch.nn.Module, codec_or_rule: Given = None) -> FsdpHook:
 
     Then train as ever. Without a codec, gradients are those of FSDP on the whole ``mesh`` (HSDP). Every rank must call it, after fully_shard.
 
-    codec_or_rule: codec text (``"int8"``, ``"topk:k=0.01"``, ``"onebit/int8"``), or a function that names the codec of a module that was sharded, by its name
-                   in the model; None: PSGC_CODEC, else uncompressed.
+    codec_or_rule: codec text (``"int8"``, ``"topk:k=0.01"``, ``"onebit/int8"``), a function that names the codec of a module that was sharded, by its name
+                   in the model and its first parameter, or a plan of the model's parameters or its file, of which each module takes what most of its elements have; None: PSGC_PLAN's
+                   plan, else PSGC_CODEC, else uncompressed.
     Raises CodecError for an unknown codec; UsageError for a model that is not so sharded; ConfigError where torch.distributed's ranks are not those of psgc's
     job.
     """
@@ -52,12 +57,15 @@ class FsdpHook:
         if session.whole is not session:
             raise UsageError("fsdp_hook finds the replicas of each shard by itself; call init() without mesh")
         check_world(session)
-        choice = _without_plan(chosen(session, codec_or_rule, "fsdp_hook"))
+        given = _without_auto(chosen(session, codec_or_rule, "fsdp_hook"))
         if session.config.profile:
             raise UsageError("PSGC_PROFILE times DistributedOptimizer, not FSDP; unset it")
         replicas = replicas_of(units, session)
         amp.install()
-        self._gradients = FsdpGradients(session, api.next_number(session, "fsdp"), choice, units, replicas)
+        number = api.next_number(session, "fsdp")
+        self._units, self._switches = units, 0
+        choice, ways = self._planned(given, f"plan of fsdp{number}")
+        self._gradients = FsdpGradients(session, number, choice, units, replicas, ways)
         self._gradients.advice = CodecAdvice()
         for index, unit in enumerate(units):
             unit.hook(partial(self._gradients.take, index))
@@ -72,10 +80,22 @@ class FsdpHook:
         does not fit."""
         self._gradients.go_on(states)
 
-    def switch_plan(self, codec: str) -> None:
-        """From the next step on, gradients travel by this codec; what codecs keep goes along. Call it on every rank between the same two steps: after step(),
-        before the next backward(). Raises UsageError in the middle of a step; CodecError."""
-        self._gradients.switch(_without_plan(switched(self._session, codec)))
+    def _planned(self, choice: Choice, name: str) -> tuple[Choice, dict[str, Way]]:
+        """The choice, or what a plan says of each unit. name: by which rank 0 hands a plan out. Every rank must call it. Raises UsageError for a plan that does
+        not fit."""
+        plan = plan_for(self._session, choice, name)
+        if plan is None:
+            return choice, {}
+        pieces = {unit.name: [(parameter, math.prod(shape)) for parameter, shape in unit.pieces] for unit in self._units}
+        return Choice(), ways_of(plan, pieces, self._session.config.servers)
+
+    def switch_plan(self, plan: str | os.PathLike[str] | Plan) -> None:
+        """From the next step on, gradients travel by this plan, its file (of which rank 0's is enough) or a codec's text; what codecs keep goes along. Call it
+        on every rank between the same two steps: after step(), before the next backward(). Raises UsageError in the middle of a step, and for a plan that
+        does not fit; CodecError."""
+        self._switches += 1
+        name = f"plan {self._switches} of {self._gradients.exchange.name}"
+        self._gradients.switch_to(*self._planned(_without_auto(switched(self._session, plan)), name))
 
     def put_back(self) -> None:
         """Put averaged gradients off, in place of the optimizer's step(): they go back into the residuals of codecs with error feedback, and come with later
@@ -88,10 +108,10 @@ class FsdpHook:
         return {"steps": self._gradients.steps}
 
 
-def _without_plan(choice: Choice) -> Choice:
-    """Raise UsageError for a plan, which is of whole gradients."""
-    if choice.auto or choice.plan is not None or choice.awaited:
+def _without_auto(choice: Choice) -> Choice:
+    """Raise UsageError for ``auto``, which measures whole gradients."""
+    if choice.auto:
         raise UsageError(
-            "fsdp_hook takes a codec, or a function that names one for each module: plans (PSGC_PLAN, auto) are of whole gradients, not of shards"
+            "fsdp_hook takes a codec, a function that names one for each module, or a plan; auto measures whole gradients, not shards"
         )
     return choice

@@ -6,7 +6,8 @@ the shard group, as one flat tensor, and then calls the unit's hook with this ra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,11 +24,13 @@ _WHOLE = (torch.float32, torch.bfloat16)  # FSDP divides such gradients while it
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Unit:
-    """module: which ``fully_shard`` was applied to; name: its name in the model; state: FSDP's own of the module's parameters."""
+    """module: which ``fully_shard`` was applied to; name: its name in the model; state: FSDP's own of the module's parameters; names: the model's, of
+    parameters."""
 
     module: Any
     name: str
     state: Any
+    names: Mapping[torch.Tensor, str]
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
@@ -35,9 +38,16 @@ class Unit:
         return [each.sharded_param for each in self.state.fsdp_params if each.sharded_param.requires_grad]
 
     @property
+    def pieces(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Of each of ``parameters`` the name, and the shape of a rank's slice, filled up to be equal on all ranks: so they follow one another in what FSDP
+        reduces."""
+        trained = (each for each in self.state.fsdp_params if each.sharded_param.requires_grad)
+        return [(self.names[each.sharded_param], tuple(each.padded_sharded_param_size)) for each in trained]
+
+    @property
     def numel(self) -> int:
         """Elements of this rank's slice of all of its gradients, and as many on every other rank."""
-        return sum(each.padded_sharded_param_size.numel() for each in self.state.fsdp_params if each.sharded_param.requires_grad)
+        return sum(math.prod(shape) for _, shape in self.pieces)
 
     def hook(self, call: Callable[[torch.Tensor], None]) -> None:
         """Have FSDP call it with this rank's slice of the gradients, which it may write to."""
@@ -67,7 +77,8 @@ class Unit:
 
 def units_of(model: torch.nn.Module) -> list[Unit]:
     """Those of the model that have trained parameters, in the model's order. Raises UsageError for a model without, and for units that psgc cannot serve."""
-    found = []
+    found: list[Unit] = []
+    names: dict[torch.Tensor, str] = {parameter: name.replace("_orig_mod.", "") for name, parameter in model.named_parameters()}
     for name, module in model.named_modules():
         if not hasattr(module, "set_all_reduce_hook"):
             continue
@@ -77,7 +88,7 @@ def units_of(model: torch.nn.Module) -> list[Unit]:
             states = [] if state._fsdp_param_group is None else [state._fsdp_param_group]
         if len(states) > 1:
             raise UsageError(f"fsdp_hook: parameters of {name!r} are sharded over several meshes; shard each module over one: {HOW}")
-        units = [Unit(module, name.replace("_orig_mod.", "") or "model", each) for each in states]
+        units = [Unit(module, name.replace("_orig_mod.", "") or "model", each, names) for each in states]
         found += [unit for unit in units if unit.numel]
     if not found:
         raise UsageError("fsdp_hook: the model has no trained parameters that FSDP2 has sharded; apply torch's fully_shard to it first")
