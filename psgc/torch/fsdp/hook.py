@@ -37,9 +37,9 @@ def fsdp_hook(model: torch.nn.Module, codec_or_rule: Given = None) -> FsdpHook:
 
     Then train as ever. Without a codec, gradients are those of FSDP on the whole ``mesh`` (HSDP). Every rank must call it, after fully_shard.
 
-    codec_or_rule: codec text (``"int8"``, ``"topk:k=0.01"``, ``"onebit/int8"``), a function that names the codec of a module that was sharded, by its name
-                   in the model and its first parameter, or a plan of the model's parameters or its file, of which each module takes what most of its elements have; None: PSGC_PLAN's
-                   plan, else PSGC_CODEC, else uncompressed.
+    codec_or_rule: codec text (``"int8"``, ``"topk:k=0.01"``, ``"onebit/int8"``); a function that names the codec of a module that was sharded, by its name
+                   in the model and its first parameter; or a plan of the model's parameters or its file, of which each module takes what most of its
+                   elements have. None: PSGC_PLAN's plan, else PSGC_CODEC, else uncompressed.
     Raises CodecError for an unknown codec; UsageError for a model that is not so sharded; ConfigError where torch.distributed's ranks are not those of psgc's
     job.
     """
