@@ -101,6 +101,7 @@ def main() -> None:
     parser.add_argument("--codecs", nargs="+", default=["none"])
     parser.add_argument("--hows", nargs="+", default=["plain"])
     parser.add_argument("--precision", default="fp32")
+    parser.add_argument("--mesh", default="shard", choices=("shard", "whole"))
     given = parser.parse_args()
     logging.getLogger("torch.distributed").setLevel(logging.ERROR)
     psgc.init()
@@ -109,7 +110,7 @@ def main() -> None:
     for how in given.hows:
         print(f"native {how} {train(model_on(mesh, given.precision), how)}", flush=True)
         for codec in given.codecs:
-            model = model_on(mesh["shard"], given.precision)
+            model = model_on(mesh if given.mesh == "whole" else mesh["shard"], given.precision)
             hook = psgc.fsdp_hook(model, given_for(codec, model))
             print(f"{codec} {how} {train(model, how)}", flush=True)
             if how == "resumed":

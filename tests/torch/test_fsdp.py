@@ -22,6 +22,12 @@ def lines(job: Any, *arguments: str, **env: str) -> dict[tuple[str, str], list[l
     return found
 
 
+def test_a_model_on_a_mesh_of_two_dimensions_is_taken_over_and_stays_on_it(make_job: Callable[..., Any]) -> None:
+    found = lines(make_job(nodes=4, servers=1), "--mesh", "whole", "--hows", *HOWS, "--codecs", "none", "int8")
+    for how in HOWS:
+        assert found["none", how] == found["native", how] != found["int8", how]
+
+
 @pytest.mark.parametrize("servers", [1, 0])
 def test_without_a_codec_parameters_are_those_of_torchs_own_hsdp_to_the_bit(make_job: Callable[..., Any], servers: int) -> None:
     found = lines(make_job(nodes=4, servers=servers), "--hows", *HOWS, "--codecs", "none", "int8")
@@ -64,7 +70,7 @@ def test_what_it_cannot_average_is_told_in_a_line(make_job: Callable[..., Any]) 
     told = [dict(line.split(": ", 1) for line in text.splitlines() if ": " in line) for text in texts]
     for of_rank in told:
         assert "no trained parameters that FSDP2 has sharded; apply torch's fully_shard to it first" in of_rank["plain"]
-        assert "'model' is sharded over a mesh of 2 dimensions" in of_rank["native"]
+        assert of_rank["native"] == "nothing", "of two dimensions psgc takes the replicas' over"
         assert "over all 2 ranks, so there are no replicas to average between; shard within nodes" in of_rank["no replicas"]
         assert "unknown codec 'int9'" in of_rank["codec"]
         assert "or a plan; auto measures whole gradients, not shards" in of_rank["plan"]

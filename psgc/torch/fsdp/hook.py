@@ -31,11 +31,12 @@ def fsdp_hook(model: torch.nn.Module, codec_or_rule: Given = None) -> FsdpHook:
 
         mesh = init_device_mesh("cuda", (nodes, ranks_of_a_node), mesh_dim_names=("replicate", "shard"))
         for block in model.blocks:
-            fully_shard(block, mesh=mesh["shard"])
-        fully_shard(model, mesh=mesh["shard"])
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
         psgc.fsdp_hook(model, "int8")
 
-    Then train as ever. Without a codec, gradients are those of FSDP on the whole ``mesh`` (HSDP). Every rank must call it, after fully_shard.
+    Then train as ever. Without a codec, gradients are those that FSDP averages on ``mesh`` (HSDP) without psgc; ``mesh["shard"]`` does
+    as well. Every rank must call it, after fully_shard.
 
     codec_or_rule: codec text (``"int8"``, ``"topk:k=0.01"``, ``"onebit/int8"``); a function that names the codec of a module that was sharded, by its name
                    in the model and its first parameter; or a plan of the model's parameters or its file, of which each module takes what most of its
@@ -68,6 +69,7 @@ class FsdpHook:
         self._gradients = FsdpGradients(session, number, choice, units, replicas, ways)
         self._gradients.advice = CodecAdvice()
         for index, unit in enumerate(units):
+            unit.take_over()
             unit.hook(partial(self._gradients.take, index))
 
     def residual_state_dict(self) -> dict[str, Any]:

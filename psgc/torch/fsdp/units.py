@@ -13,12 +13,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo
 
 from psgc.errors import UsageError
 from psgc.worker.session import Session
 
-HOW = "fully_shard(module, mesh=mesh['shard']), where mesh = init_device_mesh(device, (nodes, ranks of a node), mesh_dim_names=('replicate', 'shard'))"
+HOW = (
+    "fully_shard(module, mesh=mesh), where mesh = init_device_mesh(device, (nodes, ranks of a node), mesh_dim_names=('replicate', 'shard'))"
+)
 _WHOLE = (torch.float32, torch.bfloat16)  # FSDP divides such gradients while it reduces them, and others before and after
 
 
@@ -52,6 +54,30 @@ class Unit:
     def hook(self, call: Callable[[torch.Tensor], None]) -> None:
         """Have FSDP call it with this rank's slice of the gradients, which it may write to."""
         self.module.set_all_reduce_hook(call)
+
+    def check_mesh(self) -> None:
+        """Raise UsageError unless FSDP shards over one dimension of a mesh, and over no more than one averages between replicas (HSDP)."""
+        info = self.state.mesh_info
+        if info.mesh.ndim > 1 and not isinstance(info, HSDPMeshInfo):
+            raise UsageError(f"fsdp_hook: {self.name!r} is sharded over a mesh of {info.mesh.ndim} dimensions, not over one: {HOW}")
+
+    def take_over(self) -> None:
+        """Have FSDP not average between the replicas of a mesh of two dimensions (HSDP): psgc does. Parameters, and what is saved of them, stay on that mesh;
+        only the group that reduces gradients is another."""
+        state, info = self.state, self.state.mesh_info
+        if isinstance(info, HSDPMeshInfo):
+            assert info.mesh.mesh_dim_names is not None and info.shard_mesh_dim is not None
+            state.mesh_info = FSDPMeshInfo(info.mesh[info.mesh.mesh_dim_names[info.shard_mesh_dim]], shard_mesh_dim=0)
+            if hasattr(info, "reduce_scatter_process_group"):
+                state.mesh_info.reduce_scatter_process_group = info.reduce_scatter_process_group
+            if state.post_forward_mesh_info is info:  # where parameters are sharded again after forward: over the same ranks
+                state.post_forward_mesh_info = state.mesh_info
+
+    @property
+    def sharded_over(self) -> tuple[int, ...]:
+        """The ranks that hold the slices of one replica."""
+        info = self.state.mesh_info
+        return tuple(dist.get_process_group_ranks(info.shard_process_group))
 
     def waits(self, gradients: torch.Tensor) -> bool:
         """Whether the hook must not return before the mean is there: FSDP goes on to compute with it. Else it only makes p.grad of it, as views."""
@@ -93,11 +119,7 @@ def units_of(model: torch.nn.Module) -> list[Unit]:
     if not found:
         raise UsageError("fsdp_hook: the model has no trained parameters that FSDP2 has sharded; apply torch's fully_shard to it first")
     for unit in found:
-        if unit.state.mesh_info.mesh.ndim > 1:
-            raise UsageError(
-                f"fsdp_hook: {unit.name!r} is sharded over a mesh of {unit.state.mesh_info.mesh.ndim} dimensions, so that FSDP itself averages between "
-                f"replicas; shard over one dimension: {HOW}"
-            )
+        unit.check_mesh()
     return found
 
 
@@ -109,7 +131,7 @@ def replicas_of(units: Sequence[Unit], session: Session) -> tuple[tuple[int, ...
             f"fsdp_hook: this is rank {dist.get_rank()} of torch.distributed's {dist.get_world_size()}, and rank {session.rank} of psgc's {session.size}; "
             f"start every worker of the script with `psgc run` or psgc-launch, and take rank and world size from the environment"
         )
-    meshes = {_ranks(unit.state.mesh_info.mesh): unit.name for unit in units}
+    meshes = {unit.sharded_over: unit.name for unit in units}
     if len(meshes) > 1:
         first, second, *_ = ((name, ", ".join(map(str, ranks))) for ranks, name in meshes.items())
         raise UsageError(
@@ -129,10 +151,6 @@ def replicas_of(units: Sequence[Unit], session: Session) -> tuple[tuple[int, ...
             f"fsdp_hook: the model is sharded over all {session.size} ranks, so there are no replicas to average between; shard within nodes: {HOW}"
         )
     return tuple(zip(*groups, strict=True))
-
-
-def _ranks(mesh: DeviceMesh) -> tuple[int, ...]:
-    return tuple(mesh.mesh.tolist())
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
