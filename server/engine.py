@@ -179,7 +179,7 @@ class Engine:
         if not fold.last:
             self._accumulators[fold.key] = total
             return Encoded(0, False)
-        encoded = codec.divide(total, numel, work.spec.divisor)
+        encoded = codec.divide(total, numel, fold.divisor)
         store.result(fold.slot)[: encoded.payload_bytes] = total[: encoded.payload_bytes]
         return encoded
 
@@ -202,7 +202,7 @@ class Engine:
             old, new = (None, None) if residuals is None else residuals
             if old is not None and fold.add_back != NO_SLOT:
                 old = self._with_skipped(fold, pull, store, numel, 0, numel, old)
-            at_once = pull.fold_and_finish(push, fold.payloads, numel, work.spec.divisor, old, new, fold.rescale, stream, out)
+            at_once = pull.fold_and_finish(push, fold.payloads, numel, fold.divisor, old, new, fold.rescale, stream, out)
             if at_once is not None:
                 return at_once
         ranges = _slices(push, pull, numel)
@@ -216,7 +216,7 @@ class Engine:
                 old, new = residuals[0][lo:hi], residuals[1][lo:hi]
                 if fold.add_back != NO_SLOT:
                     old = self._with_skipped(fold, pull, store, numel, lo, hi, old)
-            encoded = pull.finish(part, numel, lo, hi, work.spec.divisor, old, new, fold.rescale, stream, out)
+            encoded = pull.finish(part, numel, lo, hi, fold.divisor, old, new, fold.rescale, stream, out)
             payload_bytes, nonfinite = encoded.payload_bytes, nonfinite or encoded.nonfinite
         return Encoded(payload_bytes, nonfinite)
 

@@ -349,8 +349,10 @@ class Server:
             self._end(0, "")
         elif header.kind == Kind.HEARTBEAT and body and self._voice.speaks(AWAITED):
             logger.warning("scheduler: %s", decode_body(Notice, body).text)
-        elif header.kind == Kind.HEARTBEAT and header.step and not body and self._state is not None:
+        elif header.kind == Kind.HEARTBEAT and header.step == 1 and not body and self._state is not None:
             self._apply(self._state.left(header.plan, time.monotonic()))
+        elif header.kind == Kind.HEARTBEAT and header.step == 2 and not body and self._state is not None:
+            self._apply(self._state.leave_out(header.plan, header.key, time.monotonic()))
 
     def _admitted(self, topology: Topology) -> None:
         config = self.config

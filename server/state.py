@@ -91,6 +91,7 @@ class ServerState:
     incarnations: dict[int, int] = field(
         default_factory=dict
     )  # which of the processes in a rank's place has come last; not in it: the first
+    absent: dict[int, int] = field(default_factory=dict)  # ranks that the job goes on without -> which of their processes has died
     absence: Absence = field(default_factory=lambda: Absence(1.0))  # of this server, which ticks once a heartbeat
     named: dict[tuple[int, ...], Reminder] = field(default_factory=dict)  # awaited ranks; kept for a while after they came
 
@@ -113,6 +114,10 @@ class ServerState:
                 else:
                     assert isinstance(of_key, Kept)
                     state.take_up(of_key)
+            for rank in self.absent:
+                for spec in specs:
+                    if isinstance(of_spec := self.keys[spec.key].state, KeyState) and rank in spec.ranks:
+                        of_spec.leave_out(rank)
             steps = [self.keys[spec.key].state.step - 1 for spec in specs] if kept and layout.kind != "weights" else []
             self.windows[layout.id] = Window(costs, budget, steps)
         return [self._window(peer, layout.id) for peer in self.ranks]
@@ -149,6 +154,8 @@ class ServerState:
                 )
             if header.epoch != self.epoch:
                 raise RemoteProtocolError(f"epoch {header.epoch} is over, now it is {self.epoch}", ErrorCode.STALE_EPOCH)
+            if self.absent.get(rank, 0) >= (max(1, header.step) if header.kind == Kind.HELLO else 1):
+                raise RemoteProtocolError(f"worker {rank} counts as dead, and the job goes on without it", ErrorCode.NOT_ADMITTED)
             if header.kind == Kind.HELLO:
                 return [*self._greeted(peer, rank, header.step), *(self._window(peer, layout) for layout in self.windows)]
             return self._data(rank, header, payload, now)
@@ -179,6 +186,7 @@ class ServerState:
             raise RemoteProtocolError(f"another process has taken the place of worker {rank}", ErrorCode.NOT_ADMITTED)
         if incarnation > known:
             self.incarnations[rank] = incarnation
+            self.absent.pop(rank, None)
             for key, entry in self.keys.items():
                 if isinstance(entry.state, KeyState) and rank in entry.state.spec.ranks:
                     entry.state.replaced(rank)
@@ -200,6 +208,8 @@ class ServerState:
         faults = []
         for key in sorted(self.active):
             entry = self.keys[key]
+            if (root := entry.state.spec.root) in self.absent:
+                faults.append(Fault(f"rank {root} died, and step {entry.state.step} of {entry.state.spec.describe()} awaits its values"))
             if now - entry.since < self.silence_s and not self.departed:
                 continue  # with thousands of keys and ranks, asking each whom it awaits takes seconds
             missing = entry.state.awaited()
@@ -285,10 +295,22 @@ class ServerState:
                 effects += self._effects(entry, entry.state.leave(rank), now)
         return effects
 
+    def leave_out(self, rank: int, process: int, now: float) -> list[Effect]:
+        """A worker's process has died, and the job goes on without the rank. process: which of those in the rank's place it was, from 1; a later one may be
+        there already. The scheduler says it again and again."""
+        if not 0 <= rank < self.workers or process < max(1, self.incarnations.get(rank, 0)) or process <= self.absent.get(rank, 0):
+            return []
+        self.absent[rank] = process
+        effects: list[Effect] = []
+        for entry in self.keys.values():
+            if isinstance(entry.state, KeyState) and rank in entry.state.spec.ranks:
+                effects += self._effects(entry, entry.state.leave_out(rank), now)
+        return effects
+
     @property
     def deserted(self) -> bool:
-        """Whether every rank has left the job in order."""
-        return len(self.departed) == self.workers
+        """Whether every rank has left the job in order, but for those that it goes on without."""
+        return bool(self.departed) and len(self.departed.union(self.absent)) == self.workers
 
     def _retire(self, rank: int, layout: int) -> list[Effect]:
         """Every rank has declared the layout's successor, and so has decoded its last step of this one and read what is kept of it."""

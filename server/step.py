@@ -3,7 +3,7 @@
 Pure: no sockets, clocks, threads or numbers. Payloads are opaque; the loop carries out the actions that come back.
 
 Invariants: ``step`` is the one being collected; ``result`` is the outcome of ``step - 1`` and is kept until every rank of the key has
-contributed to ``step`` (so each of them has decoded it); a contribution is never counted twice; nothing depends on arrival order; a result
+contributed to ``step`` (so each of them has decoded it), but for ranks that are absent; a contribution is never counted twice; nothing depends on arrival order; a result
 is queued at most once on a rank's connection.
 """
 
@@ -88,6 +88,7 @@ class Fold(NamedTuple):
     add_back: the residual also gets the result that buffer ``add_back`` holds (the trainer skipped that step).
     rescale: multiplies the residual (and what was added back) first.
     staleness: of weights, how many updates the delta's base lacks.
+    divisor: of sums' last block: how many ranks the mean is of, 1 where none is taken.
     """
 
     key: int
@@ -99,6 +100,7 @@ class Fold(NamedTuple):
     add_back: int = NO_SLOT
     rescale: float = 1.0
     staleness: int = 0
+    divisor: int = 1
 
 
 class Commit(NamedTuple):
@@ -164,7 +166,9 @@ class KeyState:
     restored: dict[int, int] = field(default_factory=dict)  # elements restored before the first step: first element -> rank
     withdrawn: set[int] = field(
         default_factory=set
-    )  # ranks whose contribution is in the sum, but whose present process has not contributed yet
+    )  # ranks of whose contribution the sum is past, but whose present process has not contributed yet
+    absent: set[int] = field(default_factory=set)  # ranks without a process: steps are complete without them
+    without: set[int] = field(default_factory=set)  # absent ranks that the sum under way is past
 
     def take_up(self, kept: Kept) -> None:
         """Go on from what a former process of this server has kept. The step that was under way begins again: workers still have its payloads."""
@@ -196,7 +200,7 @@ class KeyState:
         if header.flags & Flag.WANT_RESULT:
             self.wants.add(rank)
         actions = self._advance()
-        over = self.step > header.step or (self.spec.at_once and not self.withdrawn and len(self.contributions) == len(self.spec.ranks))
+        over = self.step > header.step or (self.spec.at_once and not self.withdrawn and self._all_settled)
         return actions if over and header.flags & Flag.WANT_RESULT else [self._ack(rank, header.step), *actions]
 
     def pull(self, rank: int, step: int) -> list[Action]:
@@ -218,16 +222,33 @@ class KeyState:
 
     def replaced(self, rank: int) -> None:
         """Another process has taken the rank's place. What the former one has contributed to this step does not count: the new one may still have to take the
-        step before, whose result is kept until it comes to this one. What has been folded already stays in the sum, and then stands for what comes."""
+        step before, whose result is kept until it comes to this one. Where the sum is past the rank already, it stays as it is, with the former one's
+        contribution or, if the rank was absent, without any, and what comes stands for that."""
         self.wants.discard(rank)
         self.reconnected(rank)
-        if rank not in self.contributions or (self.folding and self.next_block == self._blocks - 1):
-            return  # of a step that is being completed all ranks are known to have taken the one before
+        was_absent = rank in self.absent
+        self.absent.discard(rank)
+        if not self.contributions or (self.folding and self.next_block == self._blocks - 1):
+            return  # of a step that is being completed all ranks with a process are known to have taken the one before
         if self.spec.ranks.index(rank) // FOLD_RANKS < self.next_block + self.folding:
+            if was_absent and rank in self.without:
+                first = next(iter(self.contributions.values()))
+                self.contributions[rank] = Contribution(None, True, False, first.previous_skipped, first.rescale)
             self.withdrawn.add(rank)
-        else:
+        elif rank in self.contributions:
             del self.contributions[rank]
             self.poisoned = any(contribution.nonfinite for contribution in self.contributions.values())
+
+    def leave_out(self, rank: int) -> list[Action]:
+        """The rank's process has died, and the job goes on without it: its contribution counts where it has come, and is not awaited. A broadcast's root is
+        awaited: nobody else has its values."""
+        self.wants.discard(rank)
+        self.reconnected(rank)
+        if rank == self.spec.root:
+            return []
+        self.absent.add(rank)
+        self.withdrawn.discard(rank)
+        return self._advance() if self.contributions else []
 
     def residual(self, rank: int, header: Header) -> list[Action]:
         """Answer a RESIDUAL with elements of the residual as of this rank's last step. Changes nothing. Raises RemoteProtocolError."""
@@ -285,7 +306,7 @@ class KeyState:
         """Ranks whose contribution to the present step is missing; empty while no rank has contributed."""
         if not self.contributions:
             return []
-        return [rank for rank in self.spec.ranks if rank not in self.contributions or rank in self.withdrawn]
+        return [rank for rank in self.spec.ranks if not self._settled(rank) or rank in self.withdrawn]
 
     def wait_text(self, missing: str, more: str = "") -> str:
         """A log line on what is awaited from the ranks ``missing``. more: words on further keys that are awaited from them."""
@@ -351,11 +372,20 @@ class KeyState:
         """Fold the next block if it is complete and nothing is being folded."""
         while not self.folding:
             ranks = self.spec.ranks[self.next_block * FOLD_RANKS : (self.next_block + 1) * FOLD_RANKS]
-            if not all(rank in self.contributions for rank in ranks):
+            if not all(map(self._settled, ranks)):
                 return []
-            payloads = tuple(c.payload for rank in ranks if (c := self.contributions[rank]).payload is not None)
+            came = (
+                [self.contributions[rank] for rank in ranks if rank in self.contributions]
+                if self.absent
+                else map(self.contributions.__getitem__, ranks)
+            )
+            payloads = tuple(c.payload for c in came if c.payload is not None)
+            if self.next_block == self._blocks - 1 and self.withdrawn:
+                return []
+            if self.absent:
+                self.without.update(self.absent.intersection(ranks).difference(self.contributions))
             if self.next_block == self._blocks - 1:
-                return [] if self.withdrawn else self._complete(payloads)
+                return self._complete(payloads)
             if payloads and not self.poisoned:
                 self.folding = True
                 return [Fold(self.spec.key, self.step, payloads, self.fresh, last=False)]
@@ -373,7 +403,21 @@ class KeyState:
         self.folding = True
         add_back = self.last_slot if self.add_back else NO_SLOT
         slot = 1 - max(self.last_slot, 0)
-        return [Fold(self.spec.key, self.step, payloads, self.fresh, True, slot, add_back, self.rescale)]
+        return [Fold(self.spec.key, self.step, payloads, self.fresh, True, slot, add_back, self.rescale, divisor=self._divisor)]
+
+    def _settled(self, rank: int) -> bool:
+        """Whether nothing of the rank is awaited in this step, unless its contribution is withdrawn."""
+        return rank in self.contributions or rank in self.absent
+
+    @property
+    def _all_settled(self) -> bool:
+        missing = len(self.spec.ranks) - len(self.contributions)
+        return not missing or bool(self.absent and missing == len(self.absent.difference(self.contributions)))
+
+    @property
+    def _divisor(self) -> int:
+        """Of a mean over ranks: those that the step is with. Else as the layout says."""
+        return self.spec.divisor - len(self.without) if self.spec.divisor == len(self.spec.ranks) else self.spec.divisor
 
     def _carry_forward(self) -> None:
         """Note whether the ranks applied the last step; it takes effect at the next step that has a payload."""
@@ -390,6 +434,7 @@ class KeyState:
         self.result, self.queued = result, 0
         self.step += 1
         self.contributions.clear()
+        self.without.clear()
         self.next_block, self.fresh, self.poisoned = 0, True, False
         wants, self.wants = sorted(self.wants), set()
         return [Commit(self.spec.key, result, residual, self.add_back, self.rescale), *(self._answer(rank) for rank in wants)]

@@ -38,7 +38,7 @@ class Admission:
             "worker", __version__, host_id(), socket.gethostname(), os.getpid(), pid_started(os.getpid()),
             config.nodes, config.servers, config.node, config.local_rank, config.local_size, encrypt=config.encrypt,
             planned=bool(config.plan), roots=config.reduce_roots, switch=config.switch_size, asynchronous=config.async_mode,
-            session=self._session, incarnation=config.incarnation,
+            session=self._session, incarnation=config.incarnation, shrinks=config.on_worker_loss == "shrink",
         )  # fmt: skip
         return encode_body(body)
 

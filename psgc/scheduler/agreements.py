@@ -28,8 +28,9 @@ class Agreements:
     def __init__(self, roster: Roster, post: Post) -> None:
         self._roster, self._post = roster, post
         workers = roster.ranks.size
-        self.barriers, self.values, self.submissions = Barriers(workers), Values(workers), Submissions(workers)
-        self.declarations = Declarations(roster.ranks, roster.servers, roster.machines())
+        self.absent: set[int] = set()  # ranks without a process, which nobody waits for
+        self.barriers, self.values, self.submissions = Barriers(workers, self.absent), Values(workers, self.absent), Submissions(workers)
+        self.declarations = Declarations(roster.ranks, roster.servers, roster.machines(), self.absent)
 
     def said(self, member: Member, header: Header, body: bytes, now: float) -> list[Action]:
         """Answer a member's word. Raises RemoteProtocolError for one that such a member does not say, and what the word itself is wrong by."""
@@ -97,6 +98,27 @@ class Agreements:
         self.declarations.forget(rank)
         self.values.give_up(rank)
 
+    def leave_out(self, rank: int, now: float) -> list[Action]:
+        """The rank's process has died, and nobody waits for it."""
+        self.absent.add(rank)
+        self.forget(rank)
+        actions: list[Action] = []
+        for layout, number, ranks in self.barriers.complete():
+            actions += [Keep(Passed(layout, number)), *self._pass(layout, number, set(ranks))]
+        before = self.declarations.layouts
+        for name, ask in self.declarations.leave_out(rank, now):
+            actions += self._ask(name, ask)
+            if name.layout is not None:
+                actions += self._built(name, before)
+        return actions
+
+    def come_back(self, rank: int) -> None:
+        """Another process has taken the rank's place: it is awaited again."""
+        self.forget(rank)
+        if rank in self.absent:
+            self.absent.discard(rank)
+            self.declarations.awaited_again()
+
     def gatherings(self) -> list[Gathering]:
         """The barriers, declarations and steps at which some workers wait for others."""
         return self.barriers.open() + self.declarations.open() + self.submissions.open()
@@ -111,25 +133,23 @@ class Agreements:
         layout, number = header.plan, header.step
         before = self.barriers.passed.get(layout, 0)
         ranks = set(self.barriers.arrive(member.rank, number, now, layout, self.declarations.members_of(layout)))
+        return [*([Keep(Passed(layout, number))] if ranks and number > before else []), *self._pass(layout, number, ranks)]
+
+    def _pass(self, layout: int, number: int, ranks: set[int]) -> list[Send]:
         passing = [m for m in self._roster.workers() if m.rank in ranks] if ranks else []
-        told = (self._post.send(m.peer, Kind.BARRIER, plan=layout, step=number) for m in passing)
-        return [*([Keep(Passed(layout, number))] if ranks and number > before else []), *told]
+        return [self._post.send(m.peer, Kind.BARRIER, plan=layout, step=number) for m in passing]
 
     def _declare(self, member: Member, header: Header, declare: Declare, now: float) -> list[Action]:
         before = self.declarations.layouts
         name, ask = self.declarations.declare(member.rank, header.plan, declare, now, Speed(header.step, header.key))
         if name.ready and self.declarations.layouts == before:
             return [self._layout(member, name)]
-        asked = (
-            [
-                self._post.send(m.peer, Kind.DECLARE, plan=name.requests[m.rank])
-                for m in self._roster.workers()
-                if m.rank in ask and m.rank in name.requests
-            ]
-            if ask
-            else []
-        )
-        return asked + self._built(name, before)
+        return [*self._ask(name, ask), *self._built(name, before)]
+
+    def _ask(self, name: Name, ask: list[int]) -> list[Send]:
+        """Ask these ranks for their whole declarations."""
+        asked = [m for m in self._roster.workers() if m.rank in ask and m.rank in name.requests] if ask else []
+        return [self._post.send(m.peer, Kind.DECLARE, plan=name.requests[m.rank]) for m in asked]
 
     def _declared(self, member: Member, declaration: Declaration, now: float) -> list[Action]:
         before = self.declarations.layouts

@@ -105,6 +105,9 @@ class Membership:
             if member is None:
                 unknown = True  # a member whose new connection is not up yet: there it registers, and repeats its open requests
                 raise RemoteProtocolError("register first", ErrorCode.NOT_ADMITTED)
+            if member.absent and self._failed is None:
+                assert self.losses is not None
+                return [self.losses.turn_away(member, peer)]
             if header.kind == Kind.BYE:
                 return self._bye(member, now)
             return self._said(member, header, body, now) if self._failed is None else [self._abort_to(member.peer)]
@@ -124,7 +127,7 @@ class Membership:
         was_away = self._was_away(now)
         if self._failed is not None:
             since, reason = self._failed
-            done = all(m.left for m in self.roster) or now - since > FAREWELL_S
+            done = all(m.away for m in self.roster) or now - since > FAREWELL_S
             return [End(1, reason)] if done else []
         if self._over is not None:
             return self._see_out(self._over, now)
@@ -132,6 +135,8 @@ class Membership:
             if (text := self._death(member, now)) is not None:
                 return self.abort(text, now)
         mourned = [action for member in self.roster for action in self._mourn(member, now)]
+        if self.losses is not None and self._all_away and mourned:
+            return [*mourned, *self._end(now)]
         if self.agreements is None:
             return self._await_members(now)
         silent = [log for member in self.roster if (log := self._silence(member, now)) is not None]
@@ -204,9 +209,9 @@ class Membership:
                 self._of_rank(record.role, record.index).left = True
             elif isinstance(record, Failed):
                 self._failed = (now, record.text)
-            elif not self.losses.heed(record):
+            elif not self.losses.heed(record, now):
                 self.agreements.heed(record, now)
-        if self.agreements is not None and all(worker.left for worker in self.roster.workers()):
+        if self.agreements is not None and self._all_away:
             self._over = now
         if self.losses is not None and self._failed is None and (unsettled := self.losses.unsettled):
             self._failed = (
@@ -244,6 +249,8 @@ class Membership:
         if self.roster.has_left(register, self._over is not None):
             return [self._await_the_end(peer, register, now)]
         known = self.roster.returns(peer, register, now)
+        if known is not None and known.absent and self.losses is not None:
+            return [self.losses.turn_away(known, peer)]
         if known is not None:
             return [self._topology(known), *self._layouts_again(known)] if self.agreements is not None else []
         former = self.roster.former(register)
@@ -287,6 +294,8 @@ class Membership:
             return self.abort(
                 f"{who}, which is to take the place of {worker.label}, runs psgc {register.version}, the job {__version__}", now
             )
+        if worker.register.shrinks and any(other.left for other in self.roster.workers()):
+            return [self._await_the_end(peer, register, now)]  # it is too late to go on with the others
         return [*self.losses.replace(worker, peer, register, now), self._topology(worker)]
 
     def _of_another_version(self, peer: bytes, header: Header, body: bytes, now: float) -> list[Action]:
@@ -311,7 +320,8 @@ class Membership:
 
     def _layouts_again(self, member: Member) -> Iterator[Action]:
         """What a member that registers again may not have got."""
-        if member.register.role == "server" and self.agreements is not None:
+        if member.register.role == "server" and self.agreements is not None and self.losses is not None:
+            yield from (self.losses.tell_absent(member, worker) for worker in self.roster.workers() if worker.absent)
             yield from self.agreements.again(member)
 
     def _warn_of_loopback(self, member: Member) -> list[Action]:
@@ -389,19 +399,23 @@ class Membership:
 
     def _tell_workers(self, text: str, teller: Member | None = None) -> list[Send]:
         body = encode_body(Notice(0, text))
-        return [self._post.send(m.peer, Kind.HEARTBEAT, body) for m in self.roster.workers() if not m.left and m is not teller]
+        return [self._post.send(m.peer, Kind.HEARTBEAT, body) for m in self.roster.workers() if not m.away and m is not teller]
 
     def _answer_heartbeat(self, member: Member) -> Send:
         """Tell a worker which rank waited least for steps (all others waited for that rank), how long it waited, and the longest wait of any
-        rank; a server, one of the workers that have left, in turn: the worker's own BYE is lost where its connection to the server is down."""
+        rank; a server, one of the workers that have left or that the job goes on without, in turn: the worker's own BYE is lost where its connection to the
+        server is down."""
         if self.agreements is None:
             return self._post.send(member.peer, Kind.HEARTBEAT)
         if member.register.role != "worker":
-            gone = [worker.rank for worker in self.roster.workers() if worker.left]
-            if not gone:
+            away = [worker for worker in self.roster.workers() if worker.away]
+            if not away:
                 return self._post.send(member.peer, Kind.HEARTBEAT)
             member.told_left += 1
-            return self._post.send(member.peer, Kind.HEARTBEAT, plan=gone[member.told_left % len(gone)], step=1)
+            worker = away[member.told_left % len(away)]
+            if not worker.left and self.losses is not None:
+                return self.losses.tell_absent(member, worker)
+            return self._post.send(member.peer, Kind.HEARTBEAT, plan=worker.rank, step=1)
         least = self._least or member
         return self._post.send(member.peer, Kind.HEARTBEAT, plan=least.rank, key=least.waited_ms, step=self._most_ms)
 
@@ -409,8 +423,8 @@ class Membership:
         """Counts only grow, so the least is searched again only when its own count has grown: once a heartbeat, for any number of members."""
         member.waited_ms = waited_ms
         self._most_ms = max(self._most_ms, waited_ms)
-        if self._least is None or self._least is member or waited_ms < self._least.waited_ms:
-            self._least = min(self.roster.workers(), key=lambda m: m.waited_ms, default=None)
+        if self._least is None or self._least is member or self._least.absent or waited_ms < self._least.waited_ms:
+            self._least = min((m for m in self.roster.workers() if not m.absent), key=lambda m: m.waited_ms, default=None)
 
     def _observed(self, peer: bytes, now: float) -> Send:
         if self._failed is not None:
@@ -432,9 +446,17 @@ class Membership:
             return [End(0, "")] if all(m.left for m in self.roster) else []
         if member.register.role == "server":
             return self.abort(f"{member.label} left while workers still run; look at its log", now)
-        if not all(m.left for m in self.roster.workers()):
-            return self._deserted(now)
+        return self._end(now) if self._all_away else self._deserted(now)
+
+    @property
+    def _all_away(self) -> bool:
+        return all(m.away for m in self.roster.workers())
+
+    def _end(self, now: float) -> list[Action]:
+        """No worker is left: the servers end."""
         self._over = now
+        for worker in self.roster.workers():
+            worker.left = True
         return [self._post.send(m.peer, Kind.BYE) for m in self.roster.server_members()]
 
     def _see_out(self, since: float, now: float) -> list[Action]:
@@ -500,7 +522,7 @@ class Membership:
         return actions
 
     def _death(self, member: Member, now: float) -> str | None:
-        if member.left:
+        if member.away:
             return None
         alive = self.alive(member.register)
         if alive is False:
@@ -528,9 +550,10 @@ class Membership:
         worker, since = member.register.role == "worker", now - member.gone
         if worker and self.losses is None:
             return f"{member.label} died: its process is gone without leaving the job; look at its log"
-        if worker and self.losses is not None and self.losses.fatal:
+        ending = member.register.shrinks and any(other.left for other in self.roster.workers())
+        if worker and self.losses is not None and self.losses.fatal and not ending:
             return f"{member.label} died, and no other worker is left whose state the job could go on from; look at its log"
-        if since < (self.register_timeout_s if worker else self.dead_s):
+        if member.register.shrinks or since < (self.register_timeout_s if worker else self.dead_s):
             return None
         name = "PSGC_REGISTER_TIMEOUT_S" if worker else "PSGC_DEAD_S"
         return f"{member.label} died and was not started again within {since:.0f} s ({name}); look at its launcher"
@@ -538,7 +561,7 @@ class Membership:
     def _mourn(self, member: Member, now: float) -> list[Action]:
         if self.losses is None or member.gone is None or now - member.gone < LAST_WORDS_S or not may_be_replaced(member):
             return []
-        return self.losses.mourn(member)
+        return self.losses.mourn(member, now)
 
     def _silence(self, member: Member, now: float) -> Log | None:
         quiet = now - member.last_seen

@@ -5,6 +5,7 @@ Everything may be said twice: a value published again is the same value, a quest
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -29,8 +30,9 @@ class Awaited(Gathering):
 class Values:
     """The published values, and the ranks that wait for each."""
 
-    def __init__(self, size: int) -> None:
-        self._size = size
+    def __init__(self, size: int, absent: Set[int] = frozenset()) -> None:
+        """absent: ranks that publish nothing, as they are now."""
+        self._size, self._absent = size, absent
         self._values: dict[str, tuple[int, str]] = {}  # name -> the rank that published it first, and the value
         self._awaited: dict[str, Awaited] = {}
         self._bytes = 0
@@ -55,7 +57,7 @@ class Values:
         """The value; None if nobody has published it yet, and the rank now waits for it."""
         if name in self._values:
             return self._values[name][1]
-        awaited = self._awaited.setdefault(name, Awaited(f"the value {name!r}", self._size, now))
+        awaited = self._awaited.setdefault(name, Awaited(f"the value {name!r}", self._size, now, excused=self._absent))
         awaited.requests[rank] = request
         awaited.came.add(rank)
         return None

@@ -89,6 +89,13 @@ class Settled:
 
 
 @dataclass(frozen=True, slots=True)
+class Absent:
+    """A worker's process has died, and the job goes on without its rank, until another process takes the place."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
 class Left:
     """A member has left in order. index: a worker's rank or a server's number."""
 
@@ -170,6 +177,7 @@ Record = (
     | Succeeded
     | Handed
     | Settled
+    | Absent
     | Left
     | Failed
     | LaidOut
@@ -189,6 +197,7 @@ KINDS: Final[dict[str, type]] = {
         Succeeded,
         Handed,
         Settled,
+        Absent,
         Left,
         Failed,
         LaidOut,

@@ -5,7 +5,7 @@ Every message may come twice: its answer is then repeated, and nothing is counte
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
 
 from psgc.errors import LayoutMismatch, RemoteProtocolError, UsageError
@@ -18,7 +18,7 @@ from psgc.wire.messages import Declare, ErrorCode, pack
 @dataclass(slots=True)
 class Gathering:
     """The workers' ranks, or servers' indices, that have reached one barrier, declaration or layout, and since when the first of them waits. of: the ranks that
-    are to come; (): all of ``size``."""
+    are to come; (): all of ``size``. excused: those that are not awaited, as they are now."""
 
     what: str
     size: int
@@ -26,6 +26,7 @@ class Gathering:
     of_servers: bool = False
     came: set[int] = field(default_factory=set)
     of: tuple[int, ...] = ()
+    excused: Set[int] = frozenset()
 
     @property
     def all(self) -> Sequence[int]:
@@ -33,11 +34,11 @@ class Gathering:
 
     @property
     def complete(self) -> bool:
-        return len(self.came) == len(self.all)
+        return len(self.came) == len(self.all) or bool(self.excused and not self.missing)
 
     @property
     def missing(self) -> list[int]:
-        return [rank for rank in self.all if rank not in self.came]
+        return [rank for rank in self.all if rank not in self.came and rank not in self.excused]
 
     @property
     def awaited(self) -> str:
@@ -50,8 +51,9 @@ class Barriers:
     """The n-th barrier of one worker is the n-th of all. Each layout's barriers are counted separately, because ranks reach layouts in different
     orders."""
 
-    def __init__(self, size: int) -> None:
-        self._size = size
+    def __init__(self, size: int, absent: Set[int] = frozenset()) -> None:
+        """absent: ranks that are not awaited, as they are now."""
+        self._size, self._absent = size, absent
         self._open: dict[tuple[int, int], Gathering] = {}
         self._passed: dict[int, int] = {}  # layout, or 0 -> number of the last barrier that all have come to
 
@@ -61,13 +63,21 @@ class Barriers:
         if number <= self._passed.get(layout, 0):
             return [rank]
         what = f"barrier {number}" + (f" of layout {layout}" if layout else "")
-        gathering = self._open.setdefault((layout, number), Gathering(what, self._size, now, of=members))
+        gathering = self._open.setdefault((layout, number), Gathering(what, self._size, now, of=members, excused=self._absent))
         gathering.came.add(rank)
-        if not gathering.complete:
+        return self._passing(layout, number)
+
+    def complete(self) -> list[tuple[int, int, list[int]]]:
+        """Barriers at which all have come to be that are awaited, once a rank is absent: layout, number, and the ranks to tell."""
+        return [(layout, number, ranks) for layout, number in list(self._open) if (ranks := self._passing(layout, number))]
+
+    def _passing(self, layout: int, number: int) -> list[int]:
+        gathering = self._open[layout, number]
+        if not gathering.complete or not gathering.came:
             return []
         self._passed[layout] = number
         del self._open[layout, number]
-        return list(gathering.all)
+        return [rank for rank in gathering.all if rank not in self._absent]
 
     def forget(self, rank: int) -> None:
         """The rank's process has died: another will come to the barriers that are open."""
@@ -118,8 +128,10 @@ class Name:
 class Declarations:
     """All declarations. A layout goes to the servers first; workers receive it when all servers are ready."""
 
-    def __init__(self, ranks: Ranks, servers: int, machines: Machines | None = None) -> None:
-        """machines: of the servers and workers, which decide where parts lie; None if nothing is known of them."""
+    def __init__(self, ranks: Ranks, servers: int, machines: Machines | None = None, absent: Set[int] = frozenset()) -> None:
+        """machines: of the servers and workers, which decide where parts lie; None if nothing is known of them. absent: ranks that are not awaited, as they
+        are now."""
+        self._absent = absent
         self._ranks, self._size, self._servers, self._machines = ranks, ranks.size, servers, machines
         self._names: dict[str, Name] = {}
         self._open: dict[str, Name] = {}  # names that have no layout yet
@@ -132,7 +144,7 @@ class Declarations:
         slowest connection. Builds the layout if nothing else is missing."""
         name = self._names.get(declare.name)
         if name is None:
-            name = Name(Gathering(f"the declaration of {declare.name!r}", self._size, now, of=self._members(declare)))
+            name = Name(Gathering(f"the declaration of {declare.name!r}", self._size, now, of=self._members(declare), excused=self._absent))
             self._names[declare.name] = self._open[declare.name] = name
         if rank not in name.ranks.all:
             raise RemoteProtocolError(f"rank {rank} declares {declare.name!r}, which is of other ranks", ErrorCode.MALFORMED)
@@ -143,14 +155,14 @@ class Declarations:
                     f"rank {rank} declares {declare.name!r} again, and differently: all processes of a rank must run the same script"
                 )
             return name, []
-        other = next((r for r in name.digests if r != rank), None)
+        other = next((r for r in name.digests if r != rank and r not in self._absent), None)
         if name.digests.setdefault(rank, declare.digest) != declare.digest:
             raise RemoteProtocolError(f"rank {rank} declares {declare.name!r} again, and differently", ErrorCode.MALFORMED)
         name.unused.update(declare.unused)
         name.speed = name.speed.slower(speed)
         if other is not None and name.digests[other] != declare.digest and name.differing is None:
             name.differing = (min(rank, other), max(rank, other))
-        wanted = {name.ranks.all[0], *(name.differing or ())}.intersection(name.digests).difference(name.whole)
+        wanted = self._wanted(name)
         # A rank that repeats its declaration has not received the question.
         ask = sorted(wanted.difference(name.asked) | wanted.intersection({rank}))
         name.asked.update(ask)
@@ -159,6 +171,41 @@ class Declarations:
             name.ranks.came.add(rank)
         self._build_if_complete(name, now)
         return name, ask
+
+    def _first(self, name: Name) -> int:
+        """The rank whose declaration counts; -1: none of the name's is there."""
+        return next((rank for rank in name.ranks.all if rank not in self._absent), -1)
+
+    def _wanted(self, name: Name) -> set[int]:
+        """Ranks whose whole declarations are needed."""
+        return {self._first(name), *(name.differing or ())}.intersection(name.digests).difference(name.whole)
+
+    def leave_out(self, rank: int, now: float) -> list[tuple[Name, list[int]]]:
+        """The rank is absent from now on. Returns the names that go on because of that, and whom to ask for their whole declarations."""
+        found = []
+        for name in list(self._open.values()):
+            name.digests.pop(rank, None)
+            name.whole.pop(rank, None)
+            if name.differing is not None and rank in name.differing:
+                one = next(iter(name.digests), rank)
+                other = next((r for r, digest in name.digests.items() if digest != name.digests[one]), None)
+                name.differing = None if other is None else (min(one, other), max(one, other))
+            ask = sorted(self._wanted(name).difference(name.asked))
+            name.asked.update(ask)
+            self._count(name)
+            self._build_if_complete(name, now)
+            found.append((name, ask))
+        return found
+
+    def awaited_again(self) -> None:
+        """A rank is not absent any more."""
+        for name in self._open.values():
+            self._count(name)
+
+    def _count(self, name: Name) -> None:
+        """Who has come, once it has changed who is asked."""
+        name.ranks.came.clear()
+        name.ranks.came.update(set(name.digests) - self._wanted(name))
 
     def declared(self, rank: int, declaration: Declaration, now: float) -> Name | None:
         """Take a rank's whole declaration; None for one that nobody here has asked for: another process of the scheduler did, and the rank says its digest
@@ -231,6 +278,7 @@ class Declarations:
         """The rank's process has died: another will declare what it needs under request ids of its own."""
         for name in self._names.values():
             name.requests.pop(rank, None)
+            name.asked.discard(rank)
 
     def begun_anew(self) -> list[int]:
         """The servers that do not serve again yet what a former process has served."""
@@ -276,7 +324,7 @@ class Declarations:
         return [name.ranks for name in self._open.values()]
 
     def _build_if_complete(self, name: Name, now: float) -> None:
-        first = name.ranks.all[0]
+        first = self._first(name)
         if not name.ranks.complete or first not in name.whole:
             return
         declaration = name.whole[first]

@@ -31,9 +31,15 @@ class Member:
     generation: int = 1  # which of the processes that follow one another in its place
     rank: int = -1
     left: bool = False
+    absent: bool = False  # a worker that has died, and that the job goes on without
     waited_ms: int = 0  # how long a worker has waited for steps' results, by its own count
     report: Report | None = None  # its last one
     told_left: int = 0  # how often a server was told of a worker that has left
+
+    @property
+    def away(self) -> bool:
+        """Whether nothing is awaited from it."""
+        return self.left or self.absent
 
     @property
     def label(self) -> str:
@@ -105,7 +111,7 @@ class Roster:
         self._names = {name: other for name, other in self._names.items() if other is not member}
         member.peer, member.register, member.last_seen = peer, register, now
         member.named = member.gone = member.report = None
-        member.mourned = False
+        member.mourned = member.absent = False
         self._names[peer] = self._registered[register] = member
 
     def is_past(self, register: Register) -> bool:
@@ -167,6 +173,9 @@ class Roster:
             return f"node {r.node}: {other.label} has {_inside(other.register)}, {new.label} has {_inside(r)}; set both alike for all workers of a node"
         if fault := fault_of(r.local_size, r.roots, r.switch):
             return f"{new.label}: {fault} ({_inside(r)}, BYTEPS_LOCAL_SIZE={r.local_size})"
+        if first.register.shrinks != r.shrinks:
+            one, none = (new, first) if r.shrinks else (first, new)
+            return f"{one.label} has PSGC_ON_WORKER_LOSS=shrink, {none.label} has not; set it alike everywhere"
         if (same := present.get(r.local_rank)) is not None:
             return (
                 f"two workers have DMLC_WORKER_ID={r.node} and local rank {r.local_rank}: {same.label} and {new.label}; "

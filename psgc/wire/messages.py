@@ -78,6 +78,7 @@ class Register:
     # worker its node and local rank.
     incarnation: int = field(default=0, metadata=LEFT_OUT_IF_EMPTY)
     lineage: int = field(default=0, metadata=LEFT_OUT_IF_EMPTY)
+    shrinks: bool = field(default=False, metadata=LEFT_OUT_IF_EMPTY)  # worker: PSGC_ON_WORKER_LOSS=shrink
 
     def __post_init__(self) -> None:
         if self.role not in ("worker", "server"):

@@ -57,7 +57,7 @@ class SimScheduler:
     def _begin(self) -> Membership:
         """A process, which goes on from what the one before has written down."""
         scenario, now = self.world.scenario, self.clock.now
-        state = Membership(len(scenario.nodes), scenario.servers, self.world.job, now)
+        state = Membership(len(scenario.nodes), scenario.servers, self.world.job, now, self.world.alive)
         state.resume(map(from_json, map(json.loads, self.journal)), now)
         self.journal = [_written(record) for record in state.records()]
         return state
@@ -99,7 +99,7 @@ class SimScheduler:
             if isinstance(action, Send):
                 peer = self._peers[action.peer]
                 refuses = action.header.kind in (Kind.ABORT, Kind.ERROR) and isinstance(peer, ControlLine) and not peer.closed
-                check(not refuses, lambda text=action.body: f"the scheduler says {text!r}")
+                check(not refuses or self.world.may_say(action.body), lambda text=action.body: f"the scheduler says {text!r}")
                 peer.reply(action.header, action.body)
             elif isinstance(action, End):
                 self.ended = self.ended or action
@@ -209,6 +209,8 @@ class SimServer:
             for message in early:
                 self._hear_worker(*message)
             self._open_gate()
+        elif header.kind == Kind.HEARTBEAT and header.step == 2 and self.state is not None:
+            self._apply(self.state.leave_out(header.plan, header.key, self.clock.now))
         elif header.kind == Kind.KEYS and self.state is not None:
             self._prepare(Layout.from_json(body))
         elif header.kind == Kind.BYE and not self.ended:

@@ -92,6 +92,9 @@ class Oracle:
         self._outcomes: dict[tuple[int, int], Outcome] = {}
         self._specs: dict[int, KeySpec] = {}
         self._places: dict[int, tuple[int, int, int]] = {}  # key -> layout, bucket, part
+        self.left_out: dict[
+            tuple[int, int], frozenset[int]
+        ] = {}  # key and step -> ranks without which it was taken; told before its result is sent
 
     def know(self, layout: Layout, specs: list[KeySpec]) -> None:
         """A layout as servers have it, and the specs of its keys on one server."""
@@ -166,7 +169,8 @@ class Oracle:
             history.owed = history.last_value
         history.rescale *= word.rescale
         history.last_had_payload = False
-        pushing = [rank for rank in spec.ranks if rank not in word.skipping]
+        left_out = self.left_out.get((key, step), frozenset())
+        pushing = [rank for rank in spec.ranks if rank not in word.skipping and rank not in left_out]
         if not pushing:
             return Outcome(Flag.SKIPPED, 0)
         if word.poisoned[part].intersection(pushing) or part in word.overflow:

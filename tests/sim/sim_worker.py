@@ -78,6 +78,7 @@ class SimWorker:
             job=world.job,
             token=world.token,
             incarnation=incarnation,
+            on_worker_loss=world.on_worker_loss,
         )
         self.dealer = SimDealer(self)
         self.coordinator = Coordinator(self.dealer, config, self.membership, self)  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ from psgc.codecs import parse_scheme
 from psgc.layout import BucketSpec, Declaration, Layout, TensorSpec, part_numel
 from psgc.processes.absence import Absence
 from psgc.wire.frames import Flag
-from psgc.wire.messages import ErrorCode
+from psgc.wire.messages import ErrorCode, Register
 from psgc.worker import coordinator
 from psgc.worker.residuals.transfers import Transfer
 
@@ -131,6 +131,8 @@ def tensor_numel(codec: str, parts: int) -> int:
 class World:
     """One simulated job."""
 
+    on_worker_loss = "stop"
+
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
         self.rng = random.Random(scenario.seed)
@@ -166,6 +168,14 @@ class World:
                 raise WrongError(f"stuck: {self._stuck()}")
         self._check_end()
         return self
+
+    def alive(self, register: Register) -> bool | None:
+        """What the scheduler knows of a member's process."""
+        return None
+
+    def may_say(self, body: bytes) -> bool:
+        """Whether the scheduler may refuse a worker with this."""
+        return False
 
     def progress(self) -> None:
         self._last_progress = self.clock.now

@@ -24,7 +24,7 @@ from psgc.scheduler.handovers import Handovers
 from psgc.scheduler.rendezvous import Declarations
 from psgc.server.state import ServerState
 from psgc.server.step import KeyState
-from psgc.wire.messages import Topology
+from psgc.wire.messages import Register, Topology
 from psgc.worker import client as worker_client
 from psgc.worker.session import Handover
 
@@ -166,9 +166,9 @@ class MortalWorld(World):
         self.offers: dict[int, tuple[MortalWorker, Any]] = {}  # by number of the handover
         with patch("simulation.SimWorker", MortalWorker):
             super().__init__(scenario)
-        self.scheduler.state.alive = lambda register: (
-            False if (register.node, register.incarnation) in self.dead and register.role == "worker" else None
-        )
+
+    def alive(self, register: Register) -> bool | None:
+        return False if register.role == "worker" and (register.node, register.incarnation) in self.dead else None
 
     def begin_cuts(self) -> None:
         if not self._cutting and self.deaths_left:

@@ -1,0 +1,191 @@
+"""Under PSGC_ON_WORKER_LOSS=shrink the job goes on without a worker that dies: whom the scheduler tells, whom nobody awaits any more, and who comes back."""
+
+from __future__ import annotations
+
+import pytest
+
+from psgc.scheduler.actions import Action
+from psgc.scheduler.losses import TOO_LATE
+from psgc.scheduler.rendezvous import Barriers
+from psgc.wire.frames import Kind
+from psgc.wire.messages import Declare, ErrorCode, Lookup, Register, Topology
+from tests.scheduler.talk import DEAD_S, Job, aborted, declaration, end_of, logged, refused, register, sent
+from tests.scheduler.test_next_process import Followed
+
+
+def of(node: int, incarnation: int = 1) -> Register:
+    return register(node=node, pid=1000 + 10 * node + 100 * (incarnation - 1), incarnation=incarnation, shrinks=True)
+
+
+def shrinking(workers: int = 3, anew: bool = False) -> Followed:
+    job = Followed(workers, 1, anew=anew)
+    job.note(job.join("s0", register("server", 0, index=0)))
+    for node in range(workers):
+        job.note(job.join(f"w{node}", of(node)))
+    return job
+
+
+def die(job: Followed, node: int, incarnation: int = 1) -> list[Action]:
+    job.dead.add(1000 + 10 * node + 100 * (incarnation - 1))
+    actions = [action for _ in range(3) for action in job.note(job.tick(1))]
+    job.hear_everyone()
+    return actions
+
+
+@pytest.fixture
+def job() -> Followed:
+    return shrinking()
+
+
+def test_servers_are_told_at_once_and_again_and_workers_hear_a_line(job: Followed) -> None:
+    actions = die(job, 1)
+    beats = sent(actions, Kind.HEARTBEAT)
+    assert (beats["s0"].plan, beats["s0"].key, beats["s0"].step) == (1, 1, 2)
+    assert "worker 1 (node 1, local rank 0, pid 1010 on host1) died: the others go on without it, 1 of 3 ranks are missing now" in logged(
+        actions
+    )
+    assert set(beats) == {"s0", "w0", "w2"} and "go on without it" in beats["w0"]["text"]
+    again = sent(job.say("s0", Kind.HEARTBEAT), Kind.HEARTBEAT)["s0"]
+    assert (again.plan, again.key, again.step) == (1, 1, 2)
+    assert not sent(die(job, 1), Kind.HEARTBEAT), "it is said once to workers"
+    registered = sent(job.join("s0", register("server", 0, index=0)), Kind.HEARTBEAT)["s0"]
+    assert (registered.plan, registered.step) == (1, 2), "and on each new connection of a server"
+
+
+def test_who_dies_before_everyone_was_there_ends_the_job() -> None:
+    job = Followed(2, 1)
+    job.join("w0", of(0))
+    job.dead = {1000}
+    assert "worker (node 0" in aborted(job.run(2))
+
+
+def test_barriers_are_passed_without_the_dead(job: Followed) -> None:
+    job.say("w0", Kind.BARRIER, step=1)
+    job.say("w2", Kind.BARRIER, step=1)
+    assert set(sent(die(job, 1), Kind.BARRIER)) == {"w0", "w2"}
+    assert not sent(job.say("w0", Kind.BARRIER, step=2), Kind.BARRIER)
+    assert set(sent(job.say("w2", Kind.BARRIER, step=2), Kind.BARRIER)) == {"w0", "w2"}
+
+
+def test_a_barrier_at_which_nobody_is_is_not_passed() -> None:
+    absent: set[int] = set()
+    barriers = Barriers(2, absent)
+    barriers.arrive(0, 1, 0.0)
+    barriers.forget(0)
+    absent.add(0)
+    assert barriers.complete() == [] and barriers.arrive(1, 1, 0.0) == [1]
+
+
+def test_declarations_are_complete_without_the_dead_and_the_lowest_rank_that_lives_gives_the_whole(job: Followed) -> None:
+    job.declare("w1", declaration("later"))
+    job.declare("w2", declaration("later"))
+    job.say("w0", Kind.HEARTBEAT)
+    asked = sent(die(job, 0), Kind.DECLARE)
+    assert set(asked) == {"w1"}, "rank 0 would have been asked"
+    (keys,) = sent(job.say("w1", Kind.DECLARATION, declaration("later").to_json(), plan=1), Kind.KEYS).values()
+    assert keys
+
+
+def test_a_declaration_that_differs_from_a_dead_ranks_differs_from_nobodys(job: Followed) -> None:
+    job.declare("w0", declaration("x"))
+    job.say("w1", Kind.DECLARE, _declare("x", 11), plan=1)
+    job.say("w2", Kind.DECLARE, _declare("x", 10), plan=1)
+    assert set(sent(die(job, 1), Kind.KEYS)) == {"s0"}
+
+
+def _declare(name: str, numel: int) -> Declare:
+    one = declaration(name, numel)
+    return Declare(one.name, one.digest(), one.unused)
+
+
+def test_a_rank_that_comes_back_is_awaited_again_and_gets_the_state(job: Followed) -> None:
+    die(job, 1)
+    topology = Topology.from_body(sent(job.join("w1b", of(1, 2)), Kind.TOPOLOGY)["w1b"])
+    assert (topology.rank, topology.incarnation) == (1, 2)
+    for peer in ("w0", "w2"):
+        assert not sent(job.say(peer, Kind.BARRIER, step=1), Kind.BARRIER)
+    states = sent(job.say("w1b", Kind.STATE), Kind.STATE)
+    assert set(states) == {"w0", "w1b"}
+    job.say("w1b", Kind.STATE, key=1)
+    assert set(sent(job.say("w1b", Kind.BARRIER, step=1), Kind.BARRIER)) == {"w0", "w1b", "w2"}
+    assert job.say("s0", Kind.HEARTBEAT)[0].header.step == 0  # type: ignore[union-attr]
+    beats = sent(die(job, 1, 2), Kind.HEARTBEAT)
+    assert beats["s0"].key == 2, "servers are told which of the rank's processes it was"
+
+
+def test_a_worker_that_was_silent_for_too_long_is_told_to_end_and_its_words_are_not_heeded(job: Followed) -> None:
+    told = []
+    for _ in range(int(DEAD_S) + 3):
+        for peer in ("w0", "w2", "s0"):
+            job.say(peer, Kind.HEARTBEAT)
+        told += [header for header in sent(job.tick(1), Kind.HEARTBEAT).values() if not isinstance(header, dict)]
+    assert [(header.plan, header.step) for header in told] == [(1, 2)]
+    for kind, body in ((Kind.HEARTBEAT, None), (Kind.BARRIER, None), (Kind.BYE, None), (Kind.LOOKUP, Lookup("x"))):
+        said = job.say("w1", kind, body)
+        assert set(sent(said, Kind.ABORT)) == {"w1"} and "was silent for so long that it counted as dead" in aborted(said)
+    assert "counted as dead" in aborted(job.join("w1 again", of(1)))
+    assert not sent(job.say("w0", Kind.HEARTBEAT), Kind.ABORT)
+
+
+def test_the_job_ends_in_order_when_those_have_left_who_live(job: Followed) -> None:
+    die(job, 1)
+    job.say("w0", Kind.BYE)
+    assert sent(job.say("w2", Kind.BYE), Kind.BYE).keys() == {"s0", "w2"}
+    job.say("s0", Kind.BYE)
+    end = end_of(job.tick(1))
+    assert end is not None and end.status == 0
+
+
+def test_who_dies_when_others_have_left_ends_nothing(job: Followed) -> None:
+    job.say("w0", Kind.BYE)
+    job.say("w2", Kind.BYE)
+    assert set(sent(die(job, 1), Kind.BYE)) == {"s0"}
+
+
+def test_who_comes_when_others_have_left_is_not_admitted(job: Followed) -> None:
+    die(job, 1)
+    job.say("w0", Kind.BYE)
+    assert not sent(job.join("w1b", of(1, 2)), Kind.TOPOLOGY)
+
+
+def test_who_was_admitted_but_finds_nobody_with_the_state_hears_that_it_is_too_late(job: Followed) -> None:
+    die(job, 1)
+    job.join("w1b", of(1, 2))
+    for peer in ("w0", "w2"):
+        job.say(peer, Kind.BYE)
+    said = job.say("w1b", Kind.STATE)
+    assert TOO_LATE in aborted(said) and set(sent(said, Kind.ABORT)) == {"w1b"}
+    assert set(sent(die(job, 1, 2), Kind.BYE)) == {"s0"}
+
+
+def test_when_nobody_is_left_who_has_the_state_the_job_ends_with_a_line(job: Followed) -> None:
+    die(job, 1)
+    die(job, 2)
+    assert "worker 0 (node 0, local rank 0, pid 1000 on host0) died, and no other worker is left" in aborted(die(job, 0))
+
+
+def test_the_policy_is_everyones() -> None:
+    job = Job(2, 1)
+    job.join("w0", of(0))
+    assert "has PSGC_ON_WORKER_LOSS=shrink, worker (node 1" in aborted(job.join("w1", register(node=1)))
+
+
+@pytest.mark.parametrize("anew", [False, True], ids=["as written", "written anew"])
+def test_another_process_of_the_scheduler_knows_who_is_missing(anew: bool) -> None:
+    job = shrinking(anew=anew)
+    die(job, 1)
+    job.follow()
+    assert sent(job.join("s0", register("server", 0, index=0)), Kind.HEARTBEAT)["s0"].plan == 1
+    job.say("w0", Kind.BARRIER, step=1)
+    assert set(sent(job.say("w2", Kind.BARRIER, step=1), Kind.BARRIER)) == {"w0", "w2"}
+    job.note(job.join("w1b", of(1, 2)))
+    job.note(job.say("w1b", Kind.STATE))
+    job.note(job.say("w1b", Kind.STATE, key=1))
+    job.follow()
+    job.say("w0", Kind.BARRIER, step=2)
+    assert not sent(job.say("w2", Kind.BARRIER, step=2), Kind.BARRIER), "the rank is there again"
+
+
+def test_a_stranger_in_a_living_workers_place_is_refused(job: Followed) -> None:
+    stranger = register(node=1, pid=77, incarnation=1, shrinks=True)
+    assert "another process has taken the place" in refused(job.join("x", stranger), ErrorCode.NOT_ADMITTED)

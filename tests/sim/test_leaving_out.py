@@ -1,0 +1,214 @@
+"""What a server does without a rank whose process has died, told step by step (``server/step.py``, ``server/state.py``)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from psgc.errors import RemoteProtocolError
+from psgc.layout import Declaration, TensorSpec, build_layout
+from psgc.server.state import Send, ServerState, specs_of
+from psgc.server.step import Commit, Fold, KeySpec, KeyState, Reply
+from psgc.wire.frames import SERVER_SENDER, Flag, Header, Kind
+from psgc.wire.messages import ErrorCode, Notice, decode_body
+
+
+def key(ranks: int, divisor: int | None = None, at_once: bool = False, **more: Any) -> KeyState:
+    return KeyState(KeySpec(1, 100, range(ranks), 1, 1, ranks if divisor is None else divisor, at_once=at_once, **more))
+
+
+def push(rank: int, step: int = 1) -> Header:
+    return Header(Kind.PUSH, Flag.WANT_RESULT, key=1, step=step, codec=1, sender=rank, payload_bytes=4)
+
+
+def folds(actions: list[Any]) -> list[Fold]:
+    return [action for action in actions if isinstance(action, Fold)]
+
+
+def answered(actions: list[Any]) -> list[int]:
+    return [action.rank for action in actions if isinstance(action, Reply) and action.header.kind == Kind.RESULT]
+
+
+def test_a_step_that_awaits_a_dead_rank_is_taken_without_it_and_the_mean_is_of_the_others() -> None:
+    state = key(3)
+    assert not folds(state.contribute(0, push(0), "a")) + folds(state.contribute(2, push(2), "c"))
+    (fold,) = folds(state.leave_out(1))
+    assert (fold.payloads, fold.divisor, fold.last) == (("a", "c"), 2, True)
+    assert answered(state.folded(True, 4, slot=0)) == [0, 2]
+    assert state.awaited() == [] and not folds(state.contribute(0, push(0, 2), "a"))
+    assert state.awaited() == [2]
+    (fold,) = folds(state.contribute(2, push(2, 2), "c"))
+    assert fold.divisor == 2, "and so is the next"
+
+
+def test_what_had_come_of_the_dead_rank_counts_in_that_step_and_a_sum_is_divided_by_nothing() -> None:
+    for divisor, wanted in ((3, 3), (1, 1)):
+        state = key(3, divisor)
+        state.contribute(1, push(1), "b")
+        assert state.leave_out(1) == []
+        state.contribute(0, push(0), "a")
+        (fold,) = folds(state.contribute(2, push(2), "c"))
+        assert (fold.payloads, fold.divisor) == (("a", "b", "c"), wanted)
+    state = key(3, 1)
+    state.leave_out(1)
+    state.contribute(0, push(0), "a")
+    assert folds(state.contribute(2, push(2), "c"))[0].divisor == 1
+
+
+def test_the_result_of_a_small_key_is_still_its_last_contributions_acknowledgement() -> None:
+    state = key(3, at_once=True)
+    state.leave_out(1)
+    assert [action.header.kind for action in state.contribute(0, push(0), "a") if isinstance(action, Reply)] == [Kind.ACK]
+    assert not [action for action in state.contribute(2, push(2), "c") if isinstance(action, Reply)]
+
+
+def test_nothing_is_complete_of_which_nobody_has_contributed() -> None:
+    state = key(2)
+    assert state.leave_out(0) == [] and state.leave_out(1) == [] and state.step == 1
+
+
+def test_a_rank_that_comes_back_is_awaited_in_the_step_under_way() -> None:
+    state = key(3)
+    state.leave_out(1)
+    state.contribute(0, push(0), "a")
+    state.replaced(1)
+    assert not folds(state.contribute(2, push(2), "c")) and state.awaited() == [1]
+    (fold,) = folds(state.contribute(1, push(1), "b"))
+    assert (fold.payloads, fold.divisor) == (("a", "b", "c"), 3)
+
+
+def behind_the_sum() -> KeyState:
+    """Nine ranks in blocks of eight and one: the first block has been added without rank 1, which then comes back."""
+    state = key(9)
+    state.leave_out(1)
+    for rank in (0, 2, 3, 4, 5, 6, 7):
+        state.contribute(rank, push(rank), rank)
+    assert state.folding
+    assert state.folded(False) == []
+    state.replaced(1)
+    return state
+
+
+def test_a_sum_that_is_past_a_rank_stays_as_it_is_but_awaits_it() -> None:
+    state = behind_the_sum()
+    assert not folds(state.contribute(8, push(8), 8)), "the result before this one is kept until rank 1 has come"
+    assert state.awaited() == [1]
+    with pytest.raises(RemoteProtocolError) as missing:
+        state.pull(1, 1)
+    assert missing.value.code == ErrorCode.PUSH_MISSING
+    (fold,) = folds(state.contribute(1, push(1), "b"))
+    assert (fold.payloads, fold.divisor, fold.last) == ((8,), 8, True)
+    (commit,) = [action for action in state.folded(True, 4, slot=0) if isinstance(action, Commit)]
+    assert commit.result.contributors == 8
+    assert answered(state.pull(1, 1)) == [] and state.step == 2, "the result is queued on its connection already"
+
+
+def test_what_it_then_repeats_is_not_added() -> None:
+    state = behind_the_sum()
+    state.contribute(1, push(1), "b")
+    state.contribute(1, push(1), "b")
+    assert [action.header.kind for action in state.pull(1, 1) if isinstance(action, Reply)] == [Kind.ACK]
+    (fold,) = folds(state.contribute(8, push(8), 8))
+    assert (fold.payloads, fold.divisor) == ((8,), 8)
+
+
+def test_a_rank_that_dies_again_before_it_has_come_is_awaited_no_longer() -> None:
+    state = behind_the_sum()
+    state.contribute(8, push(8), 8)
+    (fold,) = folds(state.leave_out(1))
+    assert (fold.payloads, fold.divisor) == ((8,), 8)
+    state = key(2)
+    state.leave_out(1)
+    state.replaced(1)
+    state.contribute(0, push(0), "a")
+    assert folds(state.leave_out(1))[0].divisor == 1
+
+
+def test_a_step_that_is_being_completed_without_a_rank_is_completed_without_it() -> None:
+    state = key(2)
+    state.contribute(0, push(0), "a")
+    assert folds(state.leave_out(1))
+    state.replaced(1)
+    state.folded(True, 4, slot=0)
+    state.contribute(0, push(0, 2), "a")
+    assert state.awaited() == [1]
+
+
+# a server
+
+SPEC = (TensorSpec("x", (100,), "float32"),)
+
+
+class Serving:
+    """A server with a mean of three ranks, and whom it has said what."""
+
+    def __init__(self, kind: str = "adhoc", root: int | None = None) -> None:
+        self.state = ServerState(0, 3, 5, 1, step_timeout_s=1000)
+        self.layout = build_layout(Declaration("x", kind, SPEC, "none", kind == "adhoc", root), layout_id=1, servers=1, workers=3)  # type: ignore[arg-type]
+        self.state.register(self.layout, *specs_of(self.layout, 0, 3))
+        (self.key,) = self.state.keys
+        for rank in range(3):
+            self.joins(rank)
+
+    def joins(self, rank: int, incarnation: int = 0) -> list[Any]:
+        self.state.joined(f"peer {rank} {incarnation}", rank)
+        return self.says(rank, Kind.HELLO, incarnation, step=incarnation)
+
+    def says(self, rank: int, kind: Kind, incarnation: int = 0, **fields: Any) -> list[Any]:
+        return self.state.receive(f"peer {rank} {incarnation}", Header(kind, job=5, epoch=1, sender=rank, **fields), None, 0.0)
+
+    def skips(self, rank: int, incarnation: int = 0, step: int = 1) -> list[Any]:
+        return self.says(rank, Kind.SKIP, incarnation, flags=Flag.WANT_RESULT, plan=1, key=self.key, step=step)
+
+
+def refused(effects: list[Any]) -> bool:
+    (send,) = effects
+    return isinstance(send, Send) and send.header.kind == Kind.ERROR and decode_body(Notice, send.body).code == ErrorCode.NOT_ADMITTED
+
+
+def test_a_process_that_counts_as_dead_is_not_heard_any_more_and_the_next_one_is() -> None:
+    serving = Serving()
+    serving.state.leave_out(1, 1, 0.0)
+    assert refused(serving.skips(1)) and refused(serving.joins(1)) and refused(serving.joins(1, 1)), "however it comes"
+    serving.skips(0)
+    assert [send.header.kind for send in serving.skips(2) if isinstance(send, Send)].count(Kind.RESULT) == 2
+    (hello, *_) = serving.joins(1, 2)
+    assert hello.header.kind == Kind.HELLO and hello.header.sender == SERVER_SENDER
+    assert not refused(serving.skips(1, 2, 2)) and not serving.state.absent
+
+
+def test_word_of_a_death_that_comes_late_is_not_heeded() -> None:
+    serving = Serving()
+    serving.joins(1, 3)
+    assert serving.state.leave_out(1, 2, 0.0) == [] and not serving.state.absent
+    serving.state.leave_out(1, 3, 0.0)
+    assert serving.state.absent == {1: 3} and serving.state.leave_out(7, 1, 0.0) == []
+    assert serving.state.leave_out(1, 3, 0.0) == [], "it is said again and again"
+
+
+def test_layouts_that_come_later_are_without_the_rank_too() -> None:
+    serving = Serving()
+    serving.state.leave_out(1, 1, 0.0)
+    layout = build_layout(Declaration("y", "adhoc", SPEC, "none", True), layout_id=2, servers=1, workers=3)
+    specs, costs = specs_of(layout, 0, 3)
+    serving.state.register(layout, specs, costs)
+    state = serving.state.keys[specs[0].key].state
+    assert isinstance(state, KeyState) and state.absent == {1}
+
+
+def test_a_broadcast_whose_root_has_died_ends_the_job_with_a_line() -> None:
+    serving = Serving("broadcast", root=1)
+    serving.skips(0)
+    serving.state.leave_out(1, 1, 0.0)
+    (fault,) = serving.state.tick(0.0)[1]
+    assert fault.text.startswith("rank 1 died, and step 1 of key 1.0.0 (x) awaits its values")
+
+
+def test_everyone_has_left_once_those_have_who_live() -> None:
+    serving = Serving()
+    serving.state.leave_out(1, 1, 0.0)
+    assert not serving.state.deserted
+    for rank in (0, 2):
+        serving.says(rank, Kind.BYE)
+    assert serving.state.deserted
