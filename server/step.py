@@ -3,8 +3,8 @@
 Pure: no sockets, clocks, threads or numbers. Payloads are opaque; the loop carries out the actions that come back.
 
 Invariants: ``step`` is the one being collected; ``result`` is the outcome of ``step - 1`` and is kept until every rank of the key has
-contributed to ``step`` (so each of them has decoded it), but for ranks that are absent; a contribution is never counted twice; nothing depends on arrival order; a result
-is queued at most once on a rank's connection.
+contributed to ``step`` (so each of them has decoded it), but for ranks that are absent; a contribution is never counted twice; nothing depends on arrival
+order; a result is queued at most once on a rank's connection.
 """
 
 from __future__ import annotations

@@ -262,8 +262,9 @@ def _run_members(
             if not config.solo:
                 config.require_replaceable()
             configs[name] = config
-            replaced = config.on_worker_loss == "wait" and not config.solo
-            _start(supervisor, name, [*near, *command], full, cores=cores[local_rank], replaced=replaced)
+            on_loss = "stop" if config.solo else config.on_worker_loss
+            more = {"replaced": on_loss != "stop", "spared": on_loss == "shrink"}
+            _start(supervisor, name, [*near, *command], full, cores=cores[local_rank], **more)
         return supervisor.run()
 
 
@@ -343,9 +344,9 @@ def _start_scheduler(supervisor: Supervisor, env: Mapping[str, str], config: Con
 
 def _start(
     supervisor: Supervisor, name: str, command: list[str], env: Mapping[str, str], *, keep_memory: bool = False, cores: Iterable[int] = (),
-    service: bool = False, replaced: bool = False,
+    service: bool = False, replaced: bool = False, spared: bool = False,
 ) -> Child:  # fmt: skip
     try:
-        return supervisor.start(name, command, env, keep_memory=keep_memory, cores=cores, service=service, replaced=replaced)
+        return supervisor.start(name, command, env, keep_memory=keep_memory, cores=cores, service=service, replaced=replaced, spared=spared)
     except OSError as error:
         raise PsgcError(f"cannot start {name}: {error}; see `ulimit -u -n`") from None

@@ -98,7 +98,7 @@ def run_job(command: Sequence[str], *, workers: int = 2, servers: int = 1, nodes
             _start_services(supervisor, env, listener, servers, link_mbit, links)
             _start_workers(
                 supervisor, {**env, **(found_as_byteps(env) if as_byteps else {})}, command, workers, nodes, cores, link_mbit, before, links,
-                config.on_worker_loss == "wait",
+                config.on_worker_loss,
             )  # fmt: skip
         except OSError as error:
             raise PsgcError(f"run: cannot start process {len(supervisor.children) + 1} of the job: {error}; see `ulimit -u -n`") from None
@@ -132,10 +132,10 @@ def _start_services(
 
 def _start_workers(
     supervisor: Supervisor, env: Mapping[str, str], command: Sequence[str], workers: int, nodes: int, cores: Sequence[Iterable[int]],
-    link_mbit: float | None, before: Sequence[Sequence[str]], links: ExitStack, replaced: bool,
+    link_mbit: float | None, before: Sequence[Sequence[str]], links: ExitStack, on_loss: str,
 ) -> None:  # fmt: skip
     """Start the workers, spread evenly over the simulated nodes (sizes differ by at most one). links: closes nodes' links at the job's end, since workers may
-    be ``replaced``."""
+    be started again. on_loss: PSGC_ON_WORKER_LOSS."""
     sizes = [workers // nodes + (node < workers % nodes) for node in range(nodes)]
     meeting_place = ranks.meeting_place(os.environ)
     for node, local_size in enumerate(sizes):
@@ -154,7 +154,8 @@ def _start_workers(
                 who=f"rank {rank}",
                 cores=cores[rank] if cores else (),
                 pass_fds=fds,
-                replaced=replaced,
+                replaced=on_loss != "stop",
+                spared=on_loss == "shrink",
             )
 
 

@@ -32,6 +32,7 @@ class Account:
     joined: int = 0  # how often everyone was there
     left: int = 0  # how many jobs it has left in order; of a service: has seen to their end
     informed: bool = False  # that the job has failed
+    left_out: bool = False  # it has died, and the job goes on without it
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,10 @@ class Blame:
             self._add(Weight.OWN, child, description)
         self._find_absent()
 
+    def leave_out(self, child: int) -> None:
+        """A process has died that the job goes on without: it is no fault."""
+        self.accounts[child].ended = self.accounts[child].left_out = True
+
     def is_absent(self, child: int) -> bool:
         """Whether a worker that has ended may be awaited by a job that it will not join: it never called init, or failed between two jobs."""
         account = self.accounts[child]
@@ -137,7 +142,7 @@ class Blame:
         if self.causes or not jobs:
             return
         for child, account in enumerate(self.accounts):
-            if not account.service and account.ended and account.begun < jobs:
+            if not account.service and account.ended and not account.left_out and account.begun < jobs:
                 joined = "never joined the job" if not account.begun else f"joined {account.begun} job(s), not the next"
                 often = "" if not account.begun else ", as often as the others"
                 self._add(

@@ -29,6 +29,7 @@ from psgc.launch.supervision.keeper import Keeper
 from psgc.launch.supervision.noting_relay import NotingRelay
 from psgc.launch.supervision.relay import Relay, coloured
 from psgc.launch.supervision.reports import Reports
+from psgc.launch.supervision.spared import Spared
 from psgc.processes.descriptors import raise_limit
 
 TURN_S: Final = 0.1  # polling interval for events without a signal: a group's last process is gone, a signal is due
@@ -74,7 +75,8 @@ class Supervisor:
         self._tell_verdict = verdict
         self._program, self._prefix, self._patience = program, prefix, patience
         self.children: list[Child] = []
-        self._former: list[Child] = []  # servers' processes in whose place others have been started
+        self._former: list[Child] = []  # processes in whose place others have been started
+        self._spared = Spared()
         self._ends: dict[int, list[float]] = {}  # by child's number, when processes of it ended since one completed a step
         self.blame = Blame()
         self._selector = selectors.DefaultSelector()
@@ -118,10 +120,11 @@ class Supervisor:
     def start(
         self, name: str, command: Sequence[str], env: Mapping[str, str], *, who: str = "", service: bool = False,
         keep_memory: bool = False, pass_fds: Iterable[int] = (), cores: Iterable[int] = (), stdin: int = subprocess.DEVNULL,
-        notes: Callable[[str], None] | None = None, replaced: bool = False, estate: Sequence[IO[bytes] | socket.socket] = (),
+        notes: Callable[[str], None] | None = None, replaced: bool = False, spared: bool = False, estate: Sequence[IO[bytes] | socket.socket] = (),
     ) -> Child:  # fmt: skip
         """Start one process in a session of its own. who: in sentences; default: its name, until it has joined as some rank. keep_memory: it is a server, which
         may be started again; ``pass_fds`` stay open until the job's end. replaced: it is a worker, which may be started again; so are its ``pass_fds``.
+        spared: it is a worker without which the others go on.
         estate: it is a scheduler, which may be started again with these, its journal and its listening socket; they are the child's from now on.
 
         service: it ends by itself when all others have. notes: takes what its stderr has for the launcher. Raises OSError."""
@@ -138,6 +141,8 @@ class Supervisor:
             )  # fmt: skip
 
         child = begin()
+        if spared:
+            self._spared.may_be.add(len(self.children))
         self.children.append(child)
         self.blame.accounts.append(Account(child.who, service, scheduler=name == "scheduler"))
         self._watch(child)
@@ -174,6 +179,8 @@ class Supervisor:
         found = self.blame.verdict()
         if found is not None:
             return found
+        if self._spared.last and not self._interrupt and not any(child.status == 0 for child in self.children if not child.service):
+            return self._spared.last  # nobody has come to the end here
         if self._interrupt:
             return f"ended by {signal.Signals(self._interrupt).name}", 128 + self._interrupt
         return ("nobody reads the output any more", 1) if self._unread_output else ("", 0)
@@ -217,6 +224,9 @@ class Supervisor:
                 self._saving.discard(report.child)
             elif report.event == "stepped":
                 self._ends.pop(report.child, None)
+                self._spared.returning.discard(report.child)
+            elif self._spared.heeds(report):
+                continue
             elif report.event == "hung":
                 self._print_where_it_hung(report)
             elif not self._ending_them:
@@ -249,18 +259,22 @@ class Supervisor:
         for pipe in child.relays:
             if not pipe.closed:
                 self._read(child, pipe)  # its last words
-        working = any(c.running for c in self.children if not c.service)
+        working = self._working
         ours = self._ending_them
         if (not child.service or working) and not ours and not self._failing and self._start_again(child):
             return
+        number = self.children.index(child)
         child.leave_nothing()
         if child.service and not working and child.status != 0 and not self._failing:
             if not ours:
                 self._say(f"after the workers had ended, {child.describe_end()}")
         elif ours:
-            self.blame.end(self.children.index(child))
+            self.blame.end(number)
+        elif child.status and not self.blame.failed and self._spared.spares(number, self.blame.accounts[number]):
+            self.blame.leave_out(number)
+            if text := self._spared.lose(number, child.describe_end(), child.status):
+                self._say(text)
         else:
-            number = self.children.index(child)
             self.blame.end(number, child.status or 0, child.describe_end())
             if self._absent is not None and self.blame.is_absent(number):
                 self._absent(child)
@@ -271,12 +285,19 @@ class Supervisor:
         if not working:
             self._end_within(0 if self.blame.unneeded else self._patience.service_s)
 
+    @property
+    def _working(self) -> bool:
+        """Whether a worker runs, other than one that is still coming back to a job that others have come to the end of."""
+        running = [number for number, child in enumerate(self.children) if child.running and not child.service]
+        over = any(child.status == 0 for child in self.children if not child.service)
+        return bool(set(running) - self._spared.returning if over else running)
+
     def _start_again(self, child: Child) -> bool:
         """Start a server, a scheduler or a worker again that has ended, unless it was told why, or ends again and again. Returns whether another process goes
         on in its place."""
         number = self.children.index(child)
         account = self.blame.accounts[number]
-        if not child.status or self.blame.failed or account.informed or not child.followable:
+        if not child.status or self.blame.failed or account.informed or not child.followable or number in self._spared.too_late:
             return False
         worker = child.keeper is None and not child.estate
         if worker and not 0 <= account.left < account.joined:  # in no job
@@ -304,6 +325,7 @@ class Supervisor:
         if worker:
             account.begun = account.joined = account.left  # it joins the same job once more
             self._saving.discard(number)
+            self._spared.comes_back(number)
         child.keeper, child.estate = None, []
         self.children[number] = successor
         self._former.append(child)

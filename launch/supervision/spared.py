@@ -1,0 +1,45 @@
+"""Workers whose death is no fault, because the job goes on without them (PSGC_ON_WORKER_LOSS=shrink). Pure; knows processes by their number.
+
+Invariant: a process that comes back and is told that the job has failed has come too late for it, or others are told so, too: it is never the cause.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from psgc.diagnostics.report import Report
+from psgc.launch.supervision.blame import Account
+
+
+@dataclass(slots=True)
+class Spared:
+    """may_be: processes that are. returning: in the place of dead ones, until they have taken a step. too_late: returning ones that the job has ended
+    without. last: who has died last, as a verdict on all."""
+
+    may_be: set[int] = field(default_factory=set)
+    returning: set[int] = field(default_factory=set)
+    too_late: set[int] = field(default_factory=set)
+    last: tuple[str, int] | None = None
+
+    def comes_back(self, number: int) -> None:
+        """Another process has been started in the place of one."""
+        if number in self.may_be:
+            self.returning.add(number)
+
+    def heeds(self, report: Report) -> bool:
+        """Whether this is a returning process's word that the job has ended without it."""
+        if report.child not in self.returning or report.event != "job failed":
+            return False
+        self.too_late.add(report.child)
+        return True
+
+    def spares(self, number: int, account: Account) -> bool:
+        """Whether the job goes on without a process that has died: one that was in it, or was coming back."""
+        return number in self.may_be and not account.informed and (number in self.returning or account.left < account.joined)
+
+    def lose(self, number: int, end: str, status: int) -> str:
+        """It is not followed by another. Returns what to say."""
+        late = number in self.too_late
+        self.returning.discard(number)
+        self.last = self.last if late and self.last else (end, status if status > 0 else 128 - status)
+        return "" if late else f"{end}; the others go on without it"
