@@ -1,4 +1,4 @@
-"""Train a small network that goes on when a worker dies.  PSGC_ON_WORKER_LOSS=wait psgc run --workers 2 -- python examples/train_elastic.py"""
+"""Train a small network that goes on when a worker dies.  PSGC_ON_WORKER_LOSS=wait (or shrink) psgc run --workers 2 -- python examples/train_elastic.py"""
 
 from __future__ import annotations
 

@@ -169,6 +169,7 @@ class KeyState:
     )  # ranks of whose contribution the sum is past, but whose present process has not contributed yet
     absent: set[int] = field(default_factory=set)  # ranks without a process: steps are complete without them
     without: set[int] = field(default_factory=set)  # absent ranks that the sum under way is past
+    new: set[int] = field(default_factory=set)  # ranks whose present process has not come to this step yet, having taken another's place
 
     def take_up(self, kept: Kept) -> None:
         """Go on from what a former process of this server has kept. The step that was under way begins again: workers still have its payloads."""
@@ -179,6 +180,12 @@ class KeyState:
     def contribute(self, rank: int, header: Header, payload: Any) -> list[Action]:
         """Handle a PUSH or SKIP of this key. Repeats are acknowledged and answered, but never added. Raises RemoteProtocolError."""
         self._check_contributor(rank)
+        if header.step < self.step - 1 and rank in self.new:
+            raise RemoteProtocolError(
+                f"worker {rank}, whose process has taken a dead one's place, begins a step in which {self.spec.describe()} was synchronised more than twice "
+                f"before; the first result is gone: synchronise a name at most twice in one step of psgc.torch.Elastic",
+                ErrorCode.WRONG_STEP,
+            )
         if header.step < self.step:
             return self._answer_repeat(rank, header.step)
         if header.step > self.step:
@@ -187,6 +194,7 @@ class KeyState:
                 f"a worker sends the next step only after it decoded the last one",
                 ErrorCode.WRONG_STEP,
             )
+        self.new.discard(rank)
         if rank in self.withdrawn:
             self.withdrawn.discard(rank)
             self.wants.add(rank)
@@ -226,6 +234,7 @@ class KeyState:
         contribution or, if the rank was absent, without any, and what comes stands for that."""
         self.wants.discard(rank)
         self.reconnected(rank)
+        self.new.add(rank)
         was_absent = rank in self.absent
         self.absent.discard(rank)
         if not self.contributions or (self.folding and self.next_block == self._blocks - 1):

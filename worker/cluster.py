@@ -331,13 +331,26 @@ class ClusterSession(SessionWithOutcome):
             if known is None:
                 for dtype in {tensor.dtype for tensor in declaration.tensors}:
                     parse_scheme(declaration.codec, BucketContext(dtype))
-                build_layout(  # the scheduler's own would end the job
-                    declaration, layout_id=0, servers=self.config.servers, workers=self.size, ranks=self.ranks
+                self._check_shrinks(
+                    build_layout(  # the scheduler's own would end the job
+                        declaration, layout_id=0, servers=self.config.servers, workers=self.size, ranks=self.ranks
+                    )
                 )
                 self._names[declaration.name] = _Declared(declaration, given)
                 return declaration
         declaration.check_same(known.declaration)
         return declaration
+
+    def _check_shrinks(self, layout: Layout) -> None:
+        """Raise UsageError for means that workers take themselves, who do not know how many ranks each sum is of."""
+        if self.config.on_worker_loss != "shrink" or not layout.mean:
+            return
+        for bucket, part in {bucket.codec: (bucket, part) for bucket, part in layout.parts()}.values():
+            if not all(round_.divides for round_ in layout.scheme(bucket).rounds(part.numel)):
+                raise UsageError(
+                    f"PSGC_ON_WORKER_LOSS=shrink: codec {bucket.codec} of {layout.name!r} has workers divide by the number of ranks, of which some may be "
+                    f"missing; use one whose means servers take, such as int8, onebit or topk, or PSGC_ON_WORKER_LOSS=wait"
+                )
 
     def _seeded(self, declaration: Declaration) -> Declaration:
         seed = declaration.seed if declaration.seed >= 0 else self.config.seed

@@ -263,8 +263,8 @@ def _run_members(
                 config.require_replaceable()
             configs[name] = config
             on_loss = "stop" if config.solo else config.on_worker_loss
-            more = {"replaced": on_loss != "stop", "spared": on_loss == "shrink"}
-            _start(supervisor, name, [*near, *command], full, cores=cores[local_rank], **more)
+            again, spared = on_loss != "stop", on_loss == "shrink"
+            _start(supervisor, name, [*near, *command], full, cores=cores[local_rank], replaced=again, spared=spared)
         return supervisor.run()
 
 

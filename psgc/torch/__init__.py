@@ -4,6 +4,7 @@ from psgc.processes.checkpoints import saving
 from psgc.torch.ddp.data_parallel import DistributedDataParallel
 from psgc.torch.ddp.hook import ddp_hook
 from psgc.torch.elastic.elastic import Elastic
+from psgc.torch.elastic.members import Members, on_membership
 from psgc.torch.fsdp.hook import fsdp_hook
 from psgc.torch.gradients.profiler import profile_model
 from psgc.torch.optimizers.cross_barrier import CrossBarrier
@@ -59,6 +60,7 @@ __all__ = [
     "DistributedOptimizer",
     "Elastic",
     "HeldTensors",
+    "Members",
     "OneBitAdam",
     "SyncBatchNorm",
     "ZeroOneAdam",
@@ -81,6 +83,7 @@ __all__ = [
     "log_metrics",
     "log_with_trainer",
     "metrics",
+    "on_membership",
     "poll",
     "profile_model",
     "push_pull",

@@ -135,6 +135,23 @@ def test_a_step_that_is_being_completed_without_a_rank_is_completed_without_it()
     assert state.awaited() == [1]
 
 
+def test_a_result_that_a_new_process_needs_and_that_is_gone_ends_the_job_with_a_line() -> None:
+    """Of a name that is synchronised three times in one step of the training; a repeat of the process before is only late."""
+    state = key(2)
+    for step in (1, 2):
+        state.contribute(0, push(0, step), "a")
+        state.contribute(1, push(1, step), "b")
+        state.folded(True, 4, slot=step % 2)
+    assert [action.header.kind for action in state.contribute(1, push(1, 1), "b") if isinstance(action, Reply)] == [Kind.ACK]
+    state.replaced(1)
+    assert answered(state.contribute(1, push(1, 2), "b")) == [1]
+    with pytest.raises(RemoteProtocolError, match="synchronise a name at most twice in one step") as gone:
+        state.contribute(1, push(1, 1), "b")
+    assert gone.value.code == ErrorCode.WRONG_STEP, "which a worker ends the job by"
+    state.contribute(1, push(1, 3), "b")
+    assert state.contribute(1, push(1, 1), "b"), "it has come to the step under way"
+
+
 # a server
 
 SPEC = (TensorSpec("x", (100,), "float32"),)

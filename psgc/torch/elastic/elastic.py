@@ -23,6 +23,7 @@ from psgc.codecs import BucketContext, parse_scheme
 from psgc.codecs.scheme import SchemeState
 from psgc.errors import GroupError, PsgcError, UsageError
 from psgc.torch.elastic.handover import POLL_S, Channel
+from psgc.torch.elastic.members import Attendance
 from psgc.torch.elastic.state import WHOSE, Beginning, Stateful, TrainingState
 from psgc.torch.optimizers.averaging import Distributed
 from psgc.torch.session import api
@@ -35,7 +36,7 @@ SEED_BITS: Final = 63
 
 
 class Elastic:
-    """The state of a training, and the loop over its steps. Under PSGC_ON_WORKER_LOSS=wait the training goes on when a worker dies.
+    """The state of a training, and the loop over its steps. Under PSGC_ON_WORKER_LOSS=wait or shrink the training goes on when a worker dies.
 
     model, optimizer: the optimizer is a DistributedOptimizer of the model's parameters.
     scheduler:        of the learning rate; None: there is none.
@@ -43,6 +44,8 @@ class Elastic:
                       plain types, and small: they are kept at the beginning of each step.
     seed:             at the beginning of each step the generators of Python, NumPy and torch are seeded by this, the rank and the step, so that a process
                       that takes a dead one's place draws the same numbers. None: generators are the script's.
+    scale_lr:         while ranks are missing, updates are made with learning rates times how many there are over how many the job has (Goyal et al. 2017);
+                      else with the rates as they are.
 
     Before the first step rank 0's parameters, buffers and optimizer state are given to all ranks. All that is synchronised belongs into the loop:
         for step in elastic.steps(1000):
@@ -54,7 +57,7 @@ class Elastic:
 
     def __init__(
         self, *, model: torch.nn.Module, optimizer: torch.optim.Optimizer, scheduler: Stateful | None = None,
-        extra: Mapping[str, Stateful] | None = None, seed: int | None = None,
+        extra: Mapping[str, Stateful] | None = None, seed: int | None = None, scale_lr: bool = False,
     ) -> None:  # fmt: skip
         named = {**(extra or {}), **({SCHEDULER: scheduler} if scheduler is not None else {})}
         if scheduler is not None and SCHEDULER in (extra or {}):
@@ -66,7 +69,9 @@ class Elastic:
             raise UsageError(f"{WHOSE}: model is a {type(model).__name__}, expected a torch.nn.Module")
         self._session = api.current_session()
         self._optimizer = _checked(optimizer)
-        self._model, self._seed = model, seed
+        self._model, self._seed, self._scale_lr = model, seed, scale_lr
+        self._attendance: Attendance  # once steps have begun
+        self._rates: list[Any] = []  # of the optimizer's groups, while an update is made with others
         self._state = TrainingState(self._session, model, self._optimizer, named)
         self._changed = threading.Condition()
         self._beginning: Beginning | None = None
@@ -98,6 +103,7 @@ class Elastic:
         if self._begun:
             raise UsageError(f"{WHOSE}.steps() was gone through before; do what comes between two parts of a training inside the one loop")
         self._begun, self._trainer = True, threading.get_ident()
+        self._attendance = Attendance(self._session, self._session.config.on_worker_loss == "shrink", self._scale_lr)
         taken = self._join()
         first = 0 if taken is None else taken.step
         for step in range(first, total):
@@ -114,6 +120,7 @@ class Elastic:
         """Get the state that all ranks begin with, or go on with: that of another rank in its step, which is this rank's first."""
         if self.replaced and (whole := self._take()) is not None:
             beginning = self._state.take(whole)
+            self._attendance.ranks = beginning.members
             logger.warning("rank %d goes on at step %d with the state of another rank", self._session.rank, beginning.step)
             return beginning
         if self._followed and any(self._session.progress.steps.values()):
@@ -126,13 +133,16 @@ class Elastic:
 
     def _begin(self, step: int, ended: bool = False, updates: int = 0) -> None:
         """updates: that another rank, whose state this is, has made in this step."""
+        self._attendance.begin(step)
         if self._followed or step == 0:  # else only what is wrong with it is found
-            beginning = replace(self._state.beginning(step, ended), updates=updates)
+            beginning = replace(self._state.beginning(step, ended, self._attendance.ranks), updates=updates)
         else:
             beginning = None
         with self._changed:
             self._beginning, self._changing = beginning, updates > 0
             self._changed.notify_all()
+        if not ended:
+            self._attendance.take_part()
         if self._seed is not None and not ended:
             _seed(self._seed, self._session.rank, step)
 
@@ -147,8 +157,15 @@ class Elastic:
                 self._changed.wait(POLL_S)
                 self._session.check()
             self._changing = self._updating = True
+        if self._scale_lr and self._attendance.share < 1:
+            self._rates = [group["lr"] for group in self._optimizer.param_groups]
+            for group in self._optimizer.param_groups:
+                group["lr"] = group["lr"] * self._attendance.share
 
     def _after_step(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=bool(self._rates)):
+            group["lr"] = rate
+        self._rates = []
         with self._changed:
             self._updating = False
             if self._beginning is not None:

@@ -34,7 +34,7 @@ class Stateful(Protocol):
 @dataclass(frozen=True, slots=True)
 class Beginning:
     """Of a step. kept, buffers: what may change during it. ended: all steps have been taken. updates: that the optimizer's state has had in the step; options:
-    of its groups then."""
+    of its groups then. members: ranks that take part, as known at the beginning."""
 
     step: int
     kept: bytes
@@ -42,6 +42,7 @@ class Beginning:
     ended: bool
     updates: int
     options: Sequence[Mapping[str, Any]]
+    members: tuple[int, ...]
 
 
 class TrainingState:
@@ -50,7 +51,7 @@ class TrainingState:
     def __init__(self, session: Session, model: torch.nn.Module, optimizer: Distributed, extra: Mapping[str, Stateful]) -> None:
         self._session, self._model, self._optimizer, self._extra = session, model, optimizer, extra
 
-    def beginning(self, step: int, ended: bool) -> Beginning:
+    def beginning(self, step: int, ended: bool, members: tuple[int, ...]) -> Beginning:
         """Of this step. Raises UsageError for a state that is not of plain types, and where the last step is not over."""
         exchange = self._optimizer._psgc_gradients.exchange
         if exchange.declarations > 1:
@@ -68,7 +69,7 @@ class TrainingState:
         buffers = {
             name: buffer.detach().clone() for name, buffer in self._model.named_buffers()
         }  # where they lie: nothing waits for a device
-        return Beginning(step, plain.encode(kept, "state", WHOSE), buffers, ended, 0, self._options())
+        return Beginning(step, plain.encode(kept, "state", WHOSE), buffers, ended, 0, self._options(), members)
 
     def updated(self, beginning: Beginning) -> Beginning:
         """The same after one more update."""
@@ -85,7 +86,7 @@ class TrainingState:
             {**options, "params": group["params"]} for options, group in zip(beginning.options, optimizer["param_groups"], strict=True)
         ]
         whole = {
-            "step": beginning.step, "ended": beginning.ended, "updates": beginning.updates, "kept": beginning.kept,
+            "step": beginning.step, "ended": beginning.ended, "updates": beginning.updates, "kept": beginning.kept, "members": list(beginning.members),
             "buffers": dict(beginning.buffers), "parameters": dict(self._model.named_parameters()), "optimizer": {**optimizer, "param_groups": groups},
         }  # fmt: skip
         head = plain.encode(take_tensors(whole, tensors), "state", WHOSE)
@@ -115,7 +116,9 @@ class TrainingState:
         self._optimizer._psgc_gradients.exchange.last.follow(kept["last"])
         self._optimizer._psgc_updated = whole["updates"]
         self._session.catch_up(Progress(kept["steps"], kept["barriers"]))
-        return Beginning(whole["step"], whole["kept"], whole["buffers"], whole["ended"], whole["updates"], self._options())
+        return Beginning(
+            whole["step"], whole["kept"], whole["buffers"], whole["ended"], whole["updates"], self._options(), tuple(whole["members"])
+        )  # fmt: skip
 
 
 def _copy(mine: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor], what: str) -> None:
