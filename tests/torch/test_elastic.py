@@ -64,7 +64,7 @@ def test_what_is_read_in_the_middle_of_a_step_is_the_state_at_its_beginning() ->
     giver = TrainingState(session, model, optimizer, {"scheduler": scheduler})
     for number in range(2):
         step(model, optimizer, scheduler, number)
-    beginning = giver.beginning(2, False)
+    beginning = giver.beginning(2, False, (0, 2))
     model(torch.randn(8, 4))  # moves the running statistics
     head, tensors = giver.read(beginning)
     other, second, rates = made(1)
@@ -73,7 +73,7 @@ def test_what_is_read_in_the_middle_of_a_step_is_the_state_at_its_beginning() ->
     for place, tensor in zip(places, tensors, strict=True):
         place.copy_(tensor)
     taken = taker.take(whole)
-    assert (taken.step, taken.kept) == (beginning.step, beginning.kept)
+    assert (taken.step, taken.kept, taken.members) == (beginning.step, beginning.kept, (0, 2))
     again, third, schedule = made(0)
     for number in range(2):
         step(again, third, schedule, number)
@@ -135,3 +135,21 @@ def test_a_state_that_is_not_plain_is_refused_before_the_first_step() -> None:
     model, optimizer, _ = made(0)
     with pytest.raises(UsageError, match=r"Elastic: state\['extra'\]\['sampler'\]\['at'\]"):
         next(iter(psgc.Elastic(model=model, optimizer=optimizer, extra={"sampler": Sampler()}).steps(1)))
+
+
+def test_who_takes_part_is_told_once_before_the_steps_and_not_asked_for_after() -> None:
+    told: list[psgc.Members] = []
+    psgc.on_membership(told.append)
+    with pytest.raises(UsageError, match=r"on_membership\(\): int cannot be called; give a function that takes psgc.torch.Members"):
+        psgc.on_membership(3)  # type: ignore[arg-type]
+    model, optimizer, scheduler = made(0)
+    for number in psgc.Elastic(model=model, optimizer=optimizer).steps(2):
+        step(model, optimizer, scheduler, number)
+    assert [(members.step, members.ranks, members.shard, members.size) for members in told] == [(0, (0,), (0, 1), 1)]
+    with pytest.raises(UsageError, match=r"on_membership\(\) after the first step of Elastic"):
+        psgc.on_membership(told.append)
+
+
+def test_a_rank_that_the_others_do_not_know_yet_shares_anothers_data() -> None:
+    assert psgc.Members(3, (0, 2, 3), 3, 4).shard == (2, 3)
+    assert psgc.Members(3, (0, 2, 3), 1, 4).shard == (1, 3)
