@@ -46,6 +46,19 @@ def words_of(command: Sequence[str]) -> list[str]:
     return words
 
 
+def check_spares(command: Sequence[str], spares: int, on_loss: str) -> None:
+    """Raise UsageError where processes that wait with their imports done could not become the command."""
+    if on_loss == "stop":
+        raise UsageError(
+            f"run: --spares {spares} has no effect where a worker's death ends the job; set PSGC_ON_WORKER_LOSS to wait or shrink"
+        )
+    script = command[1] if len(command) > 1 else ""
+    if spares < 0 or not re.fullmatch(r"python[\d.]*", os.path.basename(command[0])) or not (script == "-m" or script.endswith(".py")):
+        raise UsageError(
+            f"run: --spares {spares}: expected a number, at least 0, and a command `python SCRIPT.py ...` or `python -m MODULE ...`"
+        )
+
+
 def check_command(verb: str, command: Sequence[str]) -> None:
     """Raise UsageError unless the first of a verb's ``command`` is a program."""
     if shutil.which(command[0]) is None:

@@ -16,7 +16,7 @@ from psgc.launch.job import ranks
 from psgc.launch.job.as_byteps import found_as_byteps
 from psgc.launch.job.batch_signals import passing_on
 from psgc.launch.job.devices import seen_devices
-from psgc.launch.job.interpreter import check_command, note_on
+from psgc.launch.job.interpreter import check_command, check_spares, note_on
 from psgc.launch.job.scheduler_process import start_scheduler
 from psgc.launch.job.threads import shared_cores
 from psgc.launch.job.warming import PLANNER, prepare
@@ -41,11 +41,11 @@ NOT_INHERITED: Final = {
 def run_job(command: Sequence[str], *, workers: int = 2, servers: int = 1, nodes: int | None = None, codec: str | None = None,
             plan: str | None = None, layout_out: str | None = None, link_mbit: float | None = None, prefix: bool = True,
             program: str = "psgc run", cores: Sequence[Iterable[int]] = (), as_byteps: bool = False,
-            before: Sequence[Sequence[str]] = (), more: Mapping[str, str] | None = None) -> int:  # fmt: skip
+            before: Sequence[Sequence[str]] = (), more: Mapping[str, str] | None = None, spares: int = 0) -> int:  # fmt: skip
     """Start scheduler, servers and workers; return the job's exit status. nodes: default: 1, with ``link_mbit`` one for each worker. plan,
     layout_out: PSGC_PLAN and PSGC_LAYOUT_OUT. link_mbit: of each node's and each server's simulated link, each way, 1e6 bit/s.
     program: begins our own lines. cores: that each worker stays on. as_byteps: workers find psgc under the name ``byteps``. before: words
-    before each worker's command. more: further variables of all processes.
+    before each worker's command. more: further variables of all processes. spares: processes that wait to take dead workers' places.
 
     Raises UsageError, ConfigError or CodecError before anything starts.
     """
@@ -80,6 +80,8 @@ def run_job(command: Sequence[str], *, workers: int = 2, servers: int = 1, nodes
         )
     if config.encrypt:
         encryption.require()
+    if spares:
+        check_spares(command, spares, config.on_worker_loss)
     if note := note_on(command):
         print(f"{program}: {note}", file=sys.stderr)
     prepare([codec] if codec else [])
@@ -96,10 +98,12 @@ def run_job(command: Sequence[str], *, workers: int = 2, servers: int = 1, nodes
             print(f"{program}: {_described(link_mbit, workers, nodes)}", file=sys.stderr)
         try:
             _start_services(supervisor, env, listener, servers, link_mbit, links)
-            _start_workers(
+            links_of = _start_workers(
                 supervisor, {**env, **(found_as_byteps(env) if as_byteps else {})}, command, workers, nodes, cores, link_mbit, before, links,
                 config.on_worker_loss,
             )  # fmt: skip
+            if spares:
+                supervisor.keep_spares(spares, [command[0], "-m", "psgc.launch.job.spare"], env, links_of)
         except OSError as error:
             raise PsgcError(f"run: cannot start process {len(supervisor.children) + 1} of the job: {error}; see `ulimit -u -n`") from None
         return supervisor.run()
@@ -133,13 +137,14 @@ def _start_services(
 def _start_workers(
     supervisor: Supervisor, env: Mapping[str, str], command: Sequence[str], workers: int, nodes: int, cores: Sequence[Iterable[int]],
     link_mbit: float | None, before: Sequence[Sequence[str]], links: ExitStack, on_loss: str,
-) -> None:  # fmt: skip
+) -> list[int]:  # fmt: skip
     """Start the workers, spread evenly over the simulated nodes (sizes differ by at most one). links: closes nodes' links at the job's end, since workers may
-    be started again. on_loss: PSGC_ON_WORKER_LOSS."""
+    be started again. on_loss: PSGC_ON_WORKER_LOSS. Returns the descriptors of all links."""
     sizes = [workers // nodes + (node < workers % nodes) for node in range(nodes)]
-    meeting_place = ranks.meeting_place(os.environ)
+    meeting_place, all_fds = ranks.meeting_place(os.environ), list[int]()
     for node, local_size in enumerate(sizes):
         link, fds = links.enter_context(_link(link_mbit))
+        all_fds += fds
         for local_rank in range(local_size):
             worker = {
                 **env, **meeting_place, **ranks.place(sizes, node, local_rank), **link, "DMLC_ROLE": "worker", "DMLC_WORKER_ID": str(node),
@@ -157,6 +162,7 @@ def _start_workers(
                 replaced=on_loss != "stop",
                 spared=on_loss == "shrink",
             )
+    return all_fds
 
 
 def _check(command: Sequence[str], workers: int, servers: int, nodes: int) -> None:

@@ -39,6 +39,7 @@ class Child:
     relays: dict[IO[bytes], Relay] = field(default_factory=dict)
     status: int | None = None  # as Popen's returncode, once the leader has ended
     gone: bool = False  # no process of its group is left
+    was_spare: bool = False  # it waited, with imports done, to take a place
     follows: bool = False  # serves those who work here until they have ended, whoever tells them to
     deliver: Callable[[int], bool] | None = (
         None  # passes a signal on to where the work is done, if it can; SIGKILL always goes to the process group
@@ -118,6 +119,9 @@ class Child:
             with contextlib.suppress(BrokenPipeError):
                 relay.finish()
             pipe.close()
+        if self.popen.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self.popen.stdin.close()
         self.leave_nothing()
         if self.keeper is not None:
             self.keeper.close()

@@ -30,6 +30,7 @@ from psgc.launch.supervision.noting_relay import NotingRelay
 from psgc.launch.supervision.relay import Relay, coloured
 from psgc.launch.supervision.reports import Reports
 from psgc.launch.supervision.spared import Spared
+from psgc.launch.supervision.spares import Spares
 from psgc.processes.descriptors import raise_limit
 
 TURN_S: Final = 0.1  # polling interval for events without a signal: a group's last process is gone, a signal is due
@@ -76,7 +77,7 @@ class Supervisor:
         self._program, self._prefix, self._patience = program, prefix, patience
         self.children: list[Child] = []
         self._former: list[Child] = []  # processes in whose place others have been started
-        self._spared = Spared()
+        self._spared, self._spares = Spared(), Spares()
         self._ends: dict[int, list[float]] = {}  # by child's number, when processes of it ended since one completed a step
         self.blame = Blame()
         self._selector = selectors.DefaultSelector()
@@ -106,7 +107,7 @@ class Supervisor:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._kill_what_is_left()
-        for child in (*self.children, *self._former):
+        for child in self._all:
             child.close()
         self._guard.close()
         signal.set_wakeup_fd(self._wake_before)
@@ -134,12 +135,17 @@ class Supervisor:
 
         def begin(keeper: Keeper | None = None) -> Child:
             relays = (self._relay(name, sys.stdout), self._relay(name, sys.stderr, notes))
-            own = {**env, "PSGC_INCARNATION": str(next(incarnations))} if replaced else env
+            number = next(incarnations)
+            own = {**env, "PSGC_INCARNATION": str(number)} if replaced else env
+            if number > 1 and replaced and (spare := self._spares.take(name, who, command, own, cores, relays)) is not None:
+                spare.start_again = begin
+                return spare
             return Child.start(
                 name, command, own, relays, who=who, service=service, keep_memory=keep_memory, pass_fds=pass_fds, cores=cores, stdin=stdin,
                 keeper=keeper, start_again=begin if keep_memory or replaced or estate else None, estate=estate,
             )  # fmt: skip
 
+        cores = list(cores)
         child = begin()
         if spared:
             self._spared.may_be.add(len(self.children))
@@ -147,6 +153,31 @@ class Supervisor:
         self.blame.accounts.append(Account(child.who, service, scheduler=name == "scheduler"))
         self._watch(child)
         return child
+
+    def keep_spares(self, count: int, command: Sequence[str], env: Mapping[str, str], pass_fds: Iterable[int] = ()) -> None:
+        """Have so many processes wait for workers' places, once everyone has joined, so that the start is nobody's loss. command: reads its task as
+        ``psgc.launch.job.spare`` does."""
+        pass_fds = list(pass_fds)
+
+        def begin(number: int) -> Child:
+            name = f"spare {number}"
+            relays = (self._relay(name, sys.stdout), self._relay(name, sys.stderr))
+            return Child.start(name, command, env, relays, pass_fds=pass_fds, stdin=subprocess.PIPE)
+
+        self._spares = Spares(count, begin)
+
+    def _fill_spares(self) -> None:
+        try:
+            for child in self._spares.fill():
+                self._watch(child)
+        except OSError as error:
+            self._spares.wanted = 0
+            self._say(f"a spare process cannot be started: {error}; see `ulimit -u -n`")
+
+    @property
+    def _all(self) -> list[Child]:
+        """All processes that are not known to be gone, and others."""
+        return [*self.children, *self._former, *self._spares.waiting]
 
     def _watch(self, child: Child) -> None:
         self._guard.add(child.pid)
@@ -161,11 +192,13 @@ class Supervisor:
         while not all(child.gone for child in (*self.children, *self._former)) and time.monotonic() < self._give_up_at:
             self.turn()
             turned()
+        for child in self._spares.waiting:  # they hold nothing
+            child.signal_group(signal.SIGKILL)
         deadline = time.monotonic() + DRAIN_S
         while any(isinstance(key.data, tuple) for key in self._selector.get_map().values()) and time.monotonic() < deadline:
             self.turn()
             turned()
-        for child in (*self.children, *self._former):
+        for child in self._all:
             child.close()
         text, status = self._verdict()
         if self._tell_verdict is not None and status:
@@ -207,6 +240,10 @@ class Supervisor:
         ended = [child for child in self.children if child.has_ended()]
         for child in sorted(ended, key=lambda c: ((c.status or 0) >= 0, c.service)):  # likeliest cause first
             self._ended(child)
+        for child in self._spares.ended():
+            self._former.append(child)
+            if self._working and not (self._ending_them or self._failing):
+                self._say(f"{child.describe_end()}; the job goes on without it")
         self._reap_if_any_ended()
         if renewed := self._guard.renewed():
             self._say(renewed)
@@ -224,6 +261,7 @@ class Supervisor:
                 self._saving.discard(report.child)
             elif report.event == "stepped":
                 self._ends.pop(report.child, None)
+                self._fill_spares()
                 self._spared.returning.discard(report.child)
             elif self._spared.heeds(report):
                 continue
@@ -232,6 +270,8 @@ class Supervisor:
             elif not self._ending_them:
                 self._name_by_rank(report)
                 self.blame.hear(report)
+                if report.event == "joined":
+                    self._fill_spares()
         self._end_if_failed()
         if self.blame.unneeded and not any(c.running for c in self.children if not c.service):
             self._end_within(0)
@@ -321,7 +361,8 @@ class Supervisor:
         except OSError as error:
             self._say(f"{child.name} cannot be started again: {error}; see `ulimit -u -n`")
             return False
-        self._say(f"{child.describe_end()}; {child.goes_on}")
+        goes_on = "a spare process takes its place" if successor.was_spare else child.goes_on
+        self._say(f"{child.describe_end()}; {goes_on}")
         if worker:
             account.begun = account.joined = account.left  # it joins the same job once more
             self._saving.discard(number)
@@ -329,7 +370,8 @@ class Supervisor:
         child.keeper, child.estate = None, []
         self.children[number] = successor
         self._former.append(child)
-        self._watch(successor)
+        if not successor.was_spare:
+            self._watch(successor)
         return True
 
     def _end_if_failed(self) -> None:
@@ -344,7 +386,7 @@ class Supervisor:
 
     def _reap(self, live: set[int]) -> None:
         """Reap leaders whose group is empty. Once no leader runs, end the processes that leaders left behind."""
-        for child in (*self.children, *self._former):
+        for child in self._all:
             if not child.running and not child.gone and child.pid not in live:
                 child.reap()
                 self._guard.remove(child.pid)
@@ -393,7 +435,7 @@ class Supervisor:
     def _kill_what_is_left(self) -> None:
         self._signal_all(signal.SIGKILL)
         deadline = time.monotonic() + UNKILLABLE_S
-        while left := [child for child in (*self.children, *self._former) if not child.gone]:
+        while left := [child for child in self._all if not child.gone]:
             for child in left:
                 child.has_ended()
             self._reap(live_groups())
@@ -404,7 +446,7 @@ class Supervisor:
 
     def _signal_all(self, number: int) -> None:
         # Workers first: a scheduler that is ended tells the others why, and they would say it.
-        for child in sorted((*self.children, *self._former), key=lambda child: child.service):
+        for child in sorted(self._all, key=lambda child: child.service):
             child.signal_group(number)
 
     # what happens to us

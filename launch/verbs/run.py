@@ -39,6 +39,9 @@ def run(
             "Not paced: torch.distributed's collectives, and psgc's control messages."
         ),
     ] = None,
+    spares: Annotated[
+        int, typer.Option(help="Processes that wait, with imports done, to take dead workers' places (PSGC_ON_WORKER_LOSS=wait or shrink).")
+    ] = 0,
     as_byteps: Annotated[bool, typer.Option("--as-byteps", help="CMD's `import byteps.torch` is psgc.")] = False,
     prefix: Annotated[bool, typer.Option("--prefix/--no-prefix", help="Prefix each line with its process.")] = True,
     hostfile: Annotated[
@@ -81,7 +84,7 @@ def run(
         "--remote-python": remote_python, "--server-hostfile": server_hostfile,
     }  # fmt: skip
     if hostfile or worker_hostfile:
-        for name, given in {"--nodes": nodes, "--link-mbit": link_mbit}.items():
+        for name, given in {"--nodes": nodes, "--link-mbit": link_mbit, "--spares": spares or None}.items():
             if given is not None:
                 raise UsageError(f"run: {name} {given:g} is for jobs on this machine alone; leave it out, or the hosts' file")
         from psgc.launch.job.hosts import Way, forwarded, run_hosts
@@ -104,7 +107,7 @@ def run(
     def once(more: dict[str, str]) -> int:
         return run_job(
             command or [], workers=2 if workers is None else workers, servers=1 if servers is None else servers, nodes=nodes, codec=codec, plan=plan,
-            layout_out=layout_out, link_mbit=link_mbit, prefix=prefix, as_byteps=as_byteps, more=more,
+            layout_out=layout_out, link_mbit=link_mbit, prefix=prefix, as_byteps=as_byteps, more=more, spares=spares,
         )  # fmt: skip
 
     sys.exit(run_again(once, restarts_of(os.environ), "psgc run"))

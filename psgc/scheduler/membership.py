@@ -287,7 +287,8 @@ class Membership:
 
     def _replaced(self, worker: Member, peer: bytes, register: Register, now: float) -> list[Action]:
         assert self.losses is not None, "a worker's former process is known once everyone was there"
-        if self.roster.is_past(register) or (register.incarnation <= worker.register.incarnation and worker.gone is None):
+        gone = worker.gone is not None or self.alive(worker.register) is False  # it may have ended since the last tick
+        if self.roster.is_past(register) or (register.incarnation <= worker.register.incarnation and not gone):
             raise RemoteProtocolError(f"another process has taken the place of {worker.label}", ErrorCode.NOT_ADMITTED)
         if register.version != __version__:
             who = f"pid {register.pid} on {register.hostname}"

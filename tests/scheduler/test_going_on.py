@@ -186,6 +186,13 @@ def test_another_process_of_the_scheduler_knows_who_is_missing(anew: bool) -> No
     assert not sent(job.say("w2", Kind.BARRIER, step=2), Kind.BARRIER), "the rank is there again"
 
 
+def test_a_process_of_another_launcher_takes_the_place_of_one_that_has_ended_a_moment_ago(job: Followed) -> None:
+    """Launchers count their processes by themselves."""
+    another = register(node=1, pid=77, incarnation=1, shrinks=True)
+    job.dead = {1010}
+    assert sent(job.join("x", another), Kind.TOPOLOGY).keys() == {"x"}
+
+
 def test_a_stranger_in_a_living_workers_place_is_refused(job: Followed) -> None:
     stranger = register(node=1, pid=77, incarnation=1, shrinks=True)
     assert "another process has taken the place" in refused(job.join("x", stranger), ErrorCode.NOT_ADMITTED)
