@@ -38,7 +38,7 @@ OF_A_HOST: Final = 2  # ranks
 WARM_UP: Final = 5
 LAST: Final = 10  # steps whose loss is told
 MODES: Final = ("servers", "none")
-SYSTEMS: Final = "hsdp,psgc none,psgc bf16,psgc int8,psgc topk"
+SYSTEMS: Final = "hsdp,psgc none,psgc bf16,psgc int8,psgc powersgd:rank=4"
 GLOO_PORT: Final = 9120
 
 

@@ -30,9 +30,9 @@ def train(steps: int = 20, width: int = 128) -> list[float]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, width), *(Block(width) for _ in range(4)), nn.Linear(width, 10))
     for block in model[1:-1]:
-        fully_shard(block, mesh=mesh["shard"])
-    fully_shard(model, mesh=mesh["shard"])  # the node's ranks alone, and not ``mesh``: between nodes psgc averages
-    psgc.fsdp_hook(model)  # the one line
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    psgc.fsdp_hook(model)  # the one line: between nodes psgc averages
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     data = torch.Generator().manual_seed(1 + dist.get_rank())
     losses = []

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 import psgc.torch as psgc
 from psgc.plan.model.plan import Plan, PlannedBucket
@@ -31,13 +31,21 @@ class Block(nn.Module):
         return x + self.down(torch.relu(self.up(self.norm(x))))
 
 
-def model_on(mesh: DeviceMesh, precision: str) -> nn.Sequential:
+def model_on(mesh: DeviceMesh, precision: str, how: str = "plain") -> nn.Sequential:
+    """how: "summed": FSDP divides by 1, and not by the number of ranks; "together": the last two modules are one unit."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, WIDTH), Block(), Block(), nn.Linear(WIDTH, 7))
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.bfloat16) if precision == "bf16-reduce" else MixedPrecisionPolicy()
     for block in model[1:3]:
         fully_shard(block, mesh=mesh, mp_policy=policy)
-    return fully_shard(model, mesh=mesh, mp_policy=policy)
+    if how == "together":
+        fully_shard([model[0], model[3]], mesh=mesh, mp_policy=policy)
+    sharded = fully_shard(model, mesh=mesh, mp_policy=policy)
+    for module in sharded.modules():
+        if how == "summed" and isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)  # gloo has no sums that are multiplied first
+    return sharded
 
 
 def train(model: nn.Module, how: str) -> str:
@@ -108,9 +116,9 @@ def main() -> None:
     dist.init_process_group("gloo", rank=psgc.rank(), world_size=psgc.size())
     mesh = init_device_mesh("cpu", (psgc.size() // 2, 2), mesh_dim_names=("replicate", "shard"))
     for how in given.hows:
-        print(f"native {how} {train(model_on(mesh, given.precision), how)}", flush=True)
+        print(f"native {how} {train(model_on(mesh, given.precision, how), how)}", flush=True)
         for codec in given.codecs:
-            model = model_on(mesh if given.mesh == "whole" else mesh["shard"], given.precision)
+            model = model_on(mesh if given.mesh == "whole" else mesh["shard"], given.precision, how)
             hook = psgc.fsdp_hook(model, given_for(codec, model))
             print(f"{codec} {how} {train(model, how)}", flush=True)
             if how == "resumed":

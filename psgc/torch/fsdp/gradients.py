@@ -90,8 +90,10 @@ class FsdpGradients(FrontEnd[FilledBucket]):
         """FSDP has summed this unit's gradients within the node. In autograd's thread. Returns once the mean is on its way, or there, if FSDP goes on to
         compute with it. Raises UsageError for gradients that psgc cannot average."""
         exchange, its = self.exchange, self._units[unit]
-        its.check(gradients)
         with self._taking:
+            if not exchange.declared:
+                exchange.mean = not self._units[0].summed
+            its.check(gradients, summed=not exchange.mean)
             if not exchange.last.begun:
                 self._begin()
             if self._end is None:

@@ -88,11 +88,18 @@ class Unit:
         used = (one.sharded_param.grad is not None or getattr(one.sharded_param, "_post_accumulate_grad_hooks", None) for one in each)
         return any(one.offload_to_cpu for one in each) or any(used)
 
-    def check(self, gradients: torch.Tensor) -> None:
-        """Raise UsageError for gradients that psgc would average wrongly."""
-        if self.state.gradient_divide_factor is not None:
+    @property
+    def summed(self) -> bool:
+        """Whether FSDP divides by a factor of the script's (``set_gradient_divide_factor``), so that replicas are to be summed and not averaged."""
+        return self.state.gradient_divide_factor is not None
+
+    def check(self, gradients: torch.Tensor, summed: bool) -> None:
+        """Raise UsageError for gradients that psgc would add up wrongly. summed: whether replicas' are summed."""
+        if self.summed != summed:
+            called = "others and not on it" if summed else "it and not on others"
             raise UsageError(
-                f"fsdp_hook: set_gradient_divide_factor was called on {self.name!r}; leave it out: psgc takes the mean over the replicas"
+                f"fsdp_hook: {self.name!r}: set_gradient_divide_factor was called on {called} when the first gradients came; call it on all modules, before "
+                f"the first backward"
             )
         if gradients.numel() != self.numel:
             raise UsageError(
@@ -114,6 +121,9 @@ def units_of(model: torch.nn.Module) -> list[Unit]:
             states = [] if state._fsdp_param_group is None else [state._fsdp_param_group]
         if len(states) > 1:
             raise UsageError(f"fsdp_hook: parameters of {name!r} are sharded over several meshes; shard each module over one: {HOW}")
+        states = [
+            each for each in states if not any(unit.state is each for unit in found)
+        ]  # several modules may be one unit: fully_shard([a, b])
         units = [Unit(module, name.replace("_orig_mod.", "") or "model", each, names) for each in states]
         found += [unit for unit in units if unit.numel]
     if not found:

@@ -61,6 +61,15 @@ class GradientExchange(Generic[B]):
         return self._layouts.choice
 
     @property
+    def mean(self) -> bool:
+        """Whether gradients are averaged, and not summed. It is changed before any are declared."""
+        return self._layouts.mean
+
+    @mean.setter
+    def mean(self, mean: bool) -> None:
+        self._layouts.mean = mean
+
+    @property
     def sparse(self) -> frozenset[str]:
         """Names of the parameters whose gradients are sparse."""
         return self._layouts.sparse

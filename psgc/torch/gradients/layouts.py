@@ -56,6 +56,7 @@ class Layouts:
         self, session: Session, name: str, choice: Choice, whole: bool = False, turn: int = 0, sparse: frozenset[str] = frozenset()
     ) -> None:
         self.session, self.name, self.choice, self.sparse = session, name, choice, sparse
+        self.mean = True
         self.residuals = Residuals(session)
         self._whole, self._turn = whole, turn
         self._so_far = _Declared()
@@ -170,7 +171,7 @@ class Layouts:
 
     def _declaration(self, specs: tuple[TensorSpec, ...], codec: str, order: tuple[int, ...], used: Sequence[int]) -> Declaration:
         turn = self._turn + self._so_far.layouts
-        return declaration(self.session, self.name, "plan", specs, codec, mean=True, order=order, used=tuple(sorted(used)), turn=turn)
+        return declaration(self.session, self.name, "plan", specs, codec, mean=self.mean, order=order, used=tuple(sorted(used)), turn=turn)
 
     def _plan_of(self, specs: tuple[TensorSpec, ...]) -> Plan | None:
         """The choice's plan, of these tensors."""
