@@ -145,7 +145,7 @@ def test_scancel_ends_a_real_job_everywhere_and_leaves_nothing(slurm: Slurm, tmp
     slurm.do("scancel", number)
     assert slurm.await_end(number) == "CANCELLED"
     assert "psgc-launch: ended by SIGTERM" in (tmp_path / "log").read_text()
-    assert left_of(JOB) == []
+    assert left_of(slurm, JOB) == []
 
 
 @pytest.mark.long
@@ -153,7 +153,7 @@ def test_a_rank_that_fails_ends_a_real_job_with_its_status_and_a_line(slurm: Slu
     number = slurm.submit(tmp_path / "log", "-N", "2", "--", sys.executable, JOB, "1", "3", "1", **SOON)
     assert slurm.await_end(number) == "FAILED"
     assert "ended with ValueError: bad batch" in (tmp_path / "log").read_text()
-    assert slurm.shown(number)["ExitCode"] == "1:0" and left_of(JOB) == []
+    assert slurm.shown(number)["ExitCode"] == "1:0" and left_of(slurm, JOB) == []
 
 
 @pytest.mark.long
@@ -166,7 +166,7 @@ def test_at_its_time_limit_a_job_writes_its_checkpoint_though_that_takes_longer_
     assert slurm.await_end(number) == "TIMEOUT"
     text = (tmp_path / "log").read_text()
     assert "rank 0 heard ['SIGTERM']" in text and "written" in text and (tmp_path / "checkpoint").exists(), text
-    assert left_of(PREEMPTED) == []
+    assert left_of(slurm, PREEMPTED) == []
 
 
 @pytest.mark.long
@@ -189,7 +189,7 @@ def test_a_job_that_is_preempted_saves_and_goes_on_from_there_when_it_is_requeue
     assert slurm.await_end(number) == "CANCELLED"
     text = (tmp_path / "log").read_text()
     assert "heard ['SIGTERM']" in text and "written" in text and "restart 1 of 2" not in text, text
-    assert left_of(PREEMPTED) == []
+    assert left_of(slurm, PREEMPTED) == []
 
 
 @pytest.mark.long
@@ -197,11 +197,11 @@ def test_a_job_that_fails_is_started_again_within_its_allocation(slurm: Slurm, t
     job = (sys.executable, PREEMPTED, str(tmp_path), "0", "1000000", "end")
     number = slurm.submit(tmp_path / "log", "-N", "2", "--sbatch", "requeue", "--", *job, PSGC_RESTARTS="1", **SOON)
     slurm.await_text(tmp_path / "log", "begins at step 0", 2)
-    os.kill(left_of(PREEMPTED, f"{sys.executable} {PREEMPTED}")[0], signal.SIGKILL)
+    os.kill(left_of(slurm, PREEMPTED, f"{sys.executable} {PREEMPTED}")[0], signal.SIGKILL)
     slurm.await_text(tmp_path / "log", "'PSGC_RESTART': '1', 'SLURM_RESTART_COUNT': ''", 2)
     slurm.do("scancel", number)
     assert slurm.await_end(number) == "CANCELLED"
-    assert "restart 1 of 1 (PSGC_RESTARTS)" in (tmp_path / "log").read_text() and left_of(PREEMPTED) == []
+    assert "restart 1 of 1 (PSGC_RESTARTS)" in (tmp_path / "log").read_text() and left_of(slurm, PREEMPTED) == []
 
 
 @pytest.mark.long
@@ -230,25 +230,25 @@ def test_random_kills_on_a_real_slurm_end_the_job_everywhere_and_leave_nothing(s
         slurm.await_text(log, "joined job 0 as rank", 4)
         launcher = f"{sys.executable} {Path(sys.executable).parent}/psgc-launch"
         victim = rng.choice([f"{sys.executable} {JOB}", f"{sys.executable} -m psgc.launch.job.role", launcher, "guardian.py"])
-        os.kill(rng.choice(left_of(victim, victim if victim != "guardian.py" else "")), signal.SIGKILL)
+        os.kill(rng.choice(left_of(slurm, victim, victim if victim != "guardian.py" else "")), signal.SIGKILL)
         began = time.monotonic()
         if victim == "guardian.py":  # the launcher starts another, and the job goes on
             slurm.await_text(log, "another was started")
             slurm.do("scancel", number)
         assert slurm.await_end(number) == ("CANCELLED" if victim == "guardian.py" else "FAILED"), (victim, log.read_text())
         took.append((round(time.monotonic() - began, 1), victim.rpartition("/")[2]))
-        assert left_of(JOB) == [] and shared_memory() <= before, (victim, log.read_text())
+        assert left_of(slurm, JOB) == [] and shared_memory() <= before, (victim, log.read_text())
     print("from the kill to the end of the job:", sorted(took))
 
 
-def left_of(what: str, first: str = "") -> list[int]:
-    """Processes of the job's: those whose command line has ``what``, and begins with ``first``."""
-    found = []
+def left_of(slurm: Slurm, what: str, first: str = "") -> list[int]:
+    """Processes of jobs of this Slurm, and of no other: those whose command line has ``what``, and begins with ``first``."""
+    found, own = [], f"SLURM_CONF={slurm.env['SLURM_CONF']}".encode()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             try:
                 line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-                if what in line and line.startswith(first):
+                if what in line and line.startswith(first) and own in (entry / "environ").read_bytes().split(b"\0"):
                     found.append(int(entry.name))
             except OSError:
                 continue
