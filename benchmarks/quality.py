@@ -2,10 +2,12 @@
 
     python benchmarks/quality.py                       # the whole study; start it again and it goes on where it was
     python benchmarks/quality.py --only none,int8      # of these only what is not done yet; the page has all that is done
+    python benchmarks/quality.py --minutes 4           # as much as fits into so many minutes: no run is begun that would last longer
+    python benchmarks/quality.py --left                # how many runs are not done, and for about how many minutes; trains nothing
 
 Two tasks: the byte-level GPT (AdamW) and the digits (SGD with momentum) of examples/. For each codec the learning rate is tuned on
 a grid of factors of two, with a seed that the study itself does not use, until the best rate is inside the grid. Then five seeds (of
-initialisation and data) for the codecs that should cost no quality, one for the others. A seed gives the same initialisation and data under every
+initialisation and data) for the codecs that should cost no quality, three for the others. A seed gives the same initialisation and data under every
 codec. Every finished run is a line of the results file and is not repeated; delete the file to begin anew.
 """
 
@@ -24,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "examples"))
+sys.path[:0] = [str(ROOT / "examples"), str(ROOT / "benchmarks")]
 
 from demo import machine  # noqa: E402 - the examples are no package
 from early_quality import table as early_table  # noqa: E402
@@ -32,10 +34,11 @@ from jobs import TrainingFailed, train  # noqa: E402
 
 from psgc.codecs import registered_codecs, registered_schemes  # noqa: E402
 
-TUNING_SEED, STUDY_SEEDS, ONE_SEED = 100, (1, 2, 3, 4, 5), (1,)
+TUNING_SEED, STUDY_SEEDS, FEWER_SEEDS = 100, (1, 2, 3, 4, 5), (1, 2, 3)
 EXTENSIONS = 3  # how often a grid may grow towards a best at its end
 CLAIMED = ("none", "int8", "int4:rotate=1", "fp8", "powersgd:rank=4")  # and 1-bit Adam: five seeds
 FURTHER = ("powersgd:rank=16", "dithering:k=1", "topk:select=sampled", "onebit:ef=0,scale=unit")  # beside each codec's own line
+USUAL_S = {"gpt": 30.0, "digits": 15.0}  # a run, before one has been timed
 PARAMETERS = {"int4": "int4:rotate=1", "powersgd": "powersgd:rank=4"}  # where the study does not take a codec's defaults
 
 
@@ -77,9 +80,9 @@ class Variant:
 def variants() -> list[Variant]:
     """Every codec and scheme that is registered, then the optimizers that know of the compression."""
     codecs = [PARAMETERS.get(name, name) for name in (*registered_codecs(), *registered_schemes())]
-    found = [Variant(f"`{codec}`", codec, None, STUDY_SEEDS if codec in CLAIMED else ONE_SEED) for codec in (*codecs, *FURTHER)]
+    found = [Variant(f"`{codec}`", codec, None, STUDY_SEEDS if codec in CLAIMED else FEWER_SEEDS) for codec in (*codecs, *FURTHER)]
     found.append(Variant("1-bit Adam (`onebit`)", "onebit", "onebit-adam", STUDY_SEEDS))
-    found.append(Variant("0/1 Adam (`onebit`)", "onebit", "zero-one-adam", ONE_SEED))
+    found.append(Variant("0/1 Adam (`onebit`)", "onebit", "zero-one-adam", FEWER_SEEDS))
     return found
 
 
@@ -97,12 +100,18 @@ class NotDone(Exception):
     """A run that is not among the results, and is not to be started."""
 
 
+class SliceOver(Exception):
+    """There is no time for another run."""
+
+
 @dataclass
 class Results:
-    """The runs done so far, in memory and in the file. may_train: whether a run that is not among them happens when it is asked for."""
+    """The runs done so far, in memory and in the file. may_train: whether a run that is not among them happens when it is asked for. until: the time
+    (``time.monotonic``) by which the last run has to have ended, as far as those before can tell."""
 
     path: Path
     may_train: bool = True
+    until: float = math.inf
     done: dict[Run, dict[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -116,18 +125,20 @@ class Results:
         return loss if math.isfinite(loss) else math.inf
 
     def record(self, task: Task, variant: Variant, lr: float, seed: int) -> dict[str, Any]:
-        """One run, which happens now if it did not before. Raises TrainingFailed, NotDone."""
+        """One run, which happens now if it did not before. Raises TrainingFailed, NotDone, SliceOver."""
         run = run_of(task, variant, lr, seed)
         if run not in self.done:
             if not self.may_train:
                 raise NotDone
+            if time.monotonic() + self.usual_s(task) > self.until:
+                raise SliceOver
             began = time.perf_counter()
             flags = {**task.flags, "optimizer": run.optimizer, "codec": run.codec, "lr": run.lr, "seed": run.seed}
             with tempfile.TemporaryDirectory() as folder:
                 got = train(task.script, flags, Path(folder) / "record.json", lambda step, loss: None)
             record = {
                 "run": asdict(run), "loss": got["final_val_loss"], "accuracy": got["val_accuracy"],
-                "bytes": got["wire_bytes_per_step_per_worker"],
+                "bytes": got["wire_bytes_per_step_per_worker"], "seconds": round(time.perf_counter() - began, 1),
             }  # fmt: skip
             self.done[run] = record
             with self.path.open("a") as file:
@@ -135,6 +146,22 @@ class Results:
             print(f"{task.name} {run.optimizer} {run.codec} lr {lr:g} seed {seed}: {record['loss']:.4f}"
                   f"  ({time.perf_counter() - began:.0f} s)", flush=True)  # fmt: skip
         return self.done[run]
+
+    def usual_s(self, task: Task) -> float:
+        """What a run of the task takes: the median of those that were timed."""
+        timed = [record["seconds"] for run, record in self.done.items() if run.task == task.name and "seconds" in record]
+        return statistics.median(timed) if timed else USUAL_S[task.name]
+
+    def left(self, task: Task, variant: Variant) -> int:
+        """How many runs the variant lacks; where its rate is not tuned yet, at the least."""
+        try:
+            rate = self.tuned(task, variant)
+        except NotDone:
+            middle = task.rates[variant.optimizer or task.optimizer]
+            return len(variant.seeds) + sum(
+                run_of(task, variant, lr, TUNING_SEED) not in self.done for lr in (middle / 2, middle, middle * 2)
+            )
+        return sum(run_of(task, variant, rate, seed) not in self.done for seed in variant.seeds)
 
     def tuned(self, task: Task, variant: Variant) -> float:
         """The learning rate with the least validation loss under the tuning seed."""
@@ -170,18 +197,33 @@ class Cell:
 
 
 def study(results: Results, chosen: list[Variant]) -> Iterator[tuple[Variant, Task, Cell | str]]:
-    """Each variant's cell of each task, or why there is none; of variants that are not chosen, those cells that are done."""
+    """Each variant's cell of each task, or why there is none; of variants that are not chosen, and of all once the time is over, what is done."""
+    over = False
     for variant in variants():
-        results.may_train = variant in chosen
         for task in TASKS:
+            results.may_train = variant in chosen and not over
             try:
-                lr = results.tuned(task, variant)
-                yield variant, task, Cell(lr, [results.record(task, variant, lr, seed) for seed in variant.seeds])
+                try:
+                    yield (
+                        variant,
+                        task,
+                        Cell(lr := results.tuned(task, variant), [results.record(task, variant, lr, seed) for seed in variant.seeds]),
+                    )
+                except (NotDone, SliceOver) as reason:
+                    over = over or isinstance(reason, SliceOver)
+                    results.may_train = False
+                    lr = results.tuned(task, variant)
+                    done = [results.done[run] for seed in variant.seeds if (run := run_of(task, variant, lr, seed)) in results.done]
+                    if done:
+                        yield variant, task, Cell(lr, done)
             except TrainingFailed as error:
                 print(error, file=sys.stderr)
                 yield variant, task, str(error).splitlines()[-1]
             except NotDone:
                 continue
+    results.may_train = True
+    if over:
+        print("the time is over; the same command goes on from here", flush=True)
 
 
 def table(cells: dict[tuple[Variant, str], Cell | str]) -> str:
@@ -192,7 +234,8 @@ def table(cells: dict[tuple[Variant, str], Cell | str]) -> str:
     rows = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     plain = {task.name: cell for (variant, name), cell in cells.items() for task in TASKS if variant.codec == "none" and task.name == name}
     for variant in dict.fromkeys(variant for variant, _ in cells):
-        row = [variant.title, str(len(variant.seeds))]
+        counts = {len(cell.records) for task in TASKS if isinstance(cell := cells.get((variant, task.name)), Cell)}
+        row = [variant.title, " and ".join(map(str, sorted(counts)))]
         for task in TASKS:
             row += columns(task, cells.get((variant, task.name)), plain.get(task.name))
         rows.append("| " + " | ".join(row) + " |")
@@ -216,6 +259,14 @@ def distance(cell: Cell, plain: Cell | str | None) -> str:
     return f"{(cell.mean - statistics.fmean(shared)) / statistics.stdev(plain.losses):+.1f} sd"
 
 
+def say_left(results: Results, chosen: list[Variant]) -> None:
+    results.may_train = False
+    runs = [(task, sum(results.left(task, variant) for variant in chosen)) for task in TASKS]
+    minutes = sum(count * results.usual_s(task) for task, count in runs) / 60
+    each = ", ".join(f"{task.name} {count}" for task, count in runs)
+    print(f"{sum(count for _, count in runs)} runs are not done ({each}), about {minutes:.0f} minutes")
+
+
 EARLY = ROOT / "benchmarks" / "early_quality.jsonl"
 PAGE = """# Quality under compression
 
@@ -223,7 +274,7 @@ What each codec costs in validation loss, learning rate tuned for each. One comm
 trains over real jobs (2 workers, 1 server):
 
 ```sh
-python benchmarks/quality.py
+python benchmarks/quality.py      # --left says for how many minutes, --minutes 4 stops before
 ```
 
 {tasks}
@@ -233,7 +284,7 @@ tuned on a grid of factors of two, by the validation loss of a sixth seed. Runs 
 
 {table}
 
-Runs that are "not done", or not in the table, are missing; the command adds them.
+The codecs that should cost no quality have five seeds, the others three; where fewer are done, or a cell is "not done", the command adds them.
 
 Why `powersgd:rank=4` costs quality under AdamW, and what helps: [codecs.md](codecs.md#powersgds-rank-under-adam).
 
@@ -272,11 +323,19 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "quality.jsonl", help="finished runs, one a line")
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "quality.md")
     parser.add_argument("--only", help="codecs or optimizers, with commas; default all")
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="stop before the first run that would end later; default: when all is done"
+    )
+    parser.add_argument("--left", action="store_true", help="say what is not done; train nothing, write nothing")
     options = parser.parse_args()
+    results = Results(options.results, until=time.monotonic() + 60 * options.minutes)
     only = set(options.only.split(",")) if options.only else {variant.name for variant in variants()}
     chosen = [variant for variant in variants() if variant.name in only]
     cells: dict[tuple[Variant, str], Cell | str] = {}
-    for variant, task, cell in study(Results(options.results), chosen):
+    if options.left:
+        say_left(results, chosen)
+        return
+    for variant, task, cell in study(results, chosen):
         cells[variant, task.name] = cell
     steps = {task.name: task.flags["steps"] for task in TASKS}
     tasks = TASK_LINES.format(**steps)
