@@ -1,5 +1,7 @@
 """A tour of five minutes: would compression pay, where is the plan's time spent, and what do two workers on a slow link see of it?  make tour
 
+tour.ipynb is the same tour as a notebook, and takes what it runs and draws from here.
+
 Runs four of psgc's commands as a user would, and writes tour-out/index.html: each command, what it printed, and its chart. Training is real (a small CNN on
 handwritten digits), the link of ``--link-mbit`` is simulated.
 """
@@ -92,6 +94,16 @@ def plan(page: Page) -> None:
     page.link("plan.html", "The plan's page, with the timeline")
 
 
+def train_with(codec: str, rate: float, steps: int, link_mbit: float, out: Path) -> dict[str, Any]:
+    """A record of one training. Raises TourEnded."""
+    try:
+        return train(
+            "train_digits.py", {"steps": steps, "codec": codec, "lr": rate}, out / f"digits-{codec}.json", lambda *_: None, link_mbit
+        )
+    except TrainingFailed as error:
+        raise TourEnded(str(error)) from None
+
+
 def trained(page: Page, steps: int, link_mbit: float) -> list[dict[str, Any]]:
     """A record for each codec. Raises TourEnded."""
     page.section(
@@ -100,11 +112,7 @@ def trained(page: Page, steps: int, link_mbit: float) -> list[dict[str, Any]]:
     )
     records = []
     for codec, rate in CODECS:
-        record = page.out / f"digits-{codec}.json"
-        try:
-            records.append(train("train_digits.py", {"steps": steps, "codec": codec, "lr": rate}, record, lambda *_: None, link_mbit))
-        except TrainingFailed as error:
-            raise TourEnded(str(error)) from None
+        records.append(train_with(codec, rate, steps, link_mbit, page.out))
         page.said(
             f"psgc run --workers {WORKERS} --servers {SERVERS} --link-mbit {link_mbit:g} -- python examples/train_digits.py --codec {codec}",
             f"loss {records[-1]['final_train_loss']:.4f}, {records[-1]['median_step_s']} s a step",
@@ -112,11 +120,24 @@ def trained(page: Page, steps: int, link_mbit: float) -> list[dict[str, Any]]:
     return records
 
 
-def draw(records: Sequence[dict[str, Any]], out: Path) -> None:
-    """Loss over steps, loss over time, and bytes a step."""
-    import matplotlib
+def compared(records: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """Rows, of which the first is the head: each codec against the first, which is none."""
+    plain = records[0]
+    return [["codec", "s a step", "faster", "bytes a step", "fewer", "validation accuracy"]] + [
+        [
+            r["codec"],
+            f"{r['median_step_s']:.3f}",
+            f"{plain['median_step_s'] / r['median_step_s']:.1f}x",
+            f"{r['wire_bytes_per_step_per_worker']:,}",
+            f"{plain['wire_bytes_per_step_per_worker'] / r['wire_bytes_per_step_per_worker']:.1f}x",
+            f"{r['val_accuracy']:.1%}",
+        ]
+        for r in records
+    ]
 
-    matplotlib.use("Agg")
+
+def chart(records: Sequence[dict[str, Any]]) -> Any:
+    """A figure: loss over steps, loss over time, and bytes a step."""
     from matplotlib import pyplot
 
     figure, (by_step, by_time, sizes) = pyplot.subplots(1, 3, figsize=(14, 4), layout="constrained")
@@ -129,7 +150,7 @@ def draw(records: Sequence[dict[str, Any]], out: Path) -> None:
     by_step.legend()
     sizes.bar([r["codec"] for r in records], [r["wire_bytes_per_step_per_worker"] for r in records])
     sizes.set(ylabel="bytes a step and worker", title="What travelled", yscale="log")
-    figure.savefig(out / "training.png")
+    return figure
 
 
 def main() -> None:
@@ -148,23 +169,12 @@ def main() -> None:
         records = trained(page, options.steps, options.link_mbit)
     except TourEnded as error:
         sys.exit(f"{error}\ntour: the command above failed")
-    draw(records, options.out)
+    import matplotlib
+
+    matplotlib.use("Agg")
+    chart(records).savefig(options.out / "training.png")
     page.picture("training.png", "Loss over steps and over time, and bytes a step, for each codec")
-    plain = records[0]
-    page.table(
-        [["codec", "s a step", "faster", "bytes a step", "fewer", "validation accuracy"]]
-        + [
-            [
-                r["codec"],
-                f"{r['median_step_s']:.3f}",
-                f"{plain['median_step_s'] / r['median_step_s']:.1f}x",
-                f"{r['wire_bytes_per_step_per_worker']:,}",
-                f"{plain['wire_bytes_per_step_per_worker'] / r['wire_bytes_per_step_per_worker']:.1f}x",
-                f"{r['val_accuracy']:.1%}",
-            ]
-            for r in records
-        ]
-    )
+    page.table(compared(records))
     page.section("4. Next", "README.md has the four lines that a script needs; docs/index.md says which page answers which question.")
     (options.out / "tour.json").write_text(json.dumps(records))
     print(f"read {page.write()}")

@@ -14,7 +14,7 @@ from mkdocs.structure.files import File, InclusionLevel
 
 ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"(\]\()(?!https?:|mailto:|#)([^)#\s]+)(#[^)]*)?\)")
-LANGUAGES = {".py": "python", ".yaml": "yaml", ".toml": "toml"}
+LANGUAGES = {".py": "python", ".yaml": "yaml", ".toml": "toml", ".ipynb": "json"}
 REFERENCE = {"reference/commands.md": "psgc.launch.pages.commands", "reference/python.md": "psgc.launch.pages.python"}
 
 
