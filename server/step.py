@@ -199,7 +199,7 @@ class KeyState:
             self.withdrawn.discard(rank)
             self.wants.add(rank)
             return [self._ack(rank, header.step), *self._advance()]
-        if rank in self.contributions:
+        if rank in self.contributions or rank in self.without:  # also where the step is being completed without a rank that has come back
             self.wants.add(rank)
             return [self._ack(rank, header.step)]
         contribution = self._checked(rank, header, payload)

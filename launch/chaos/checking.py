@@ -16,7 +16,8 @@ from psgc.launch.chaos.schedule import Event
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Of one check. events: how many were asked for; ends: why the job was to end, by policy; untouched: why connections were left alone."""
+    """Of one check. events: how many were asked for; ends: why the job was to end, by policy; untouched: why connections were left alone.
+    shrinks: whether means were of those that lived."""
 
     seed: int
     events: int
@@ -24,6 +25,7 @@ class Report:
     broken: Sequence[str]
     ends: str = ""
     untouched: str = ""
+    shrinks: bool = False
 
     def times(self) -> dict[str, list[float]]:
         """Seconds until the job had gone on, by kind and role."""
@@ -58,6 +60,8 @@ class Report:
         kept = (
             f"it ended, as it should ({self.ends}), with a line that says why"
             if self.ends
+            else "it went on without those that were killed (PSGC_ON_WORKER_LOSS=shrink), so that results may differ"
+            if self.shrinks
             else "results are those of the undisturbed run, bit for bit"
         )
         return [*lines, f"kept: {kept}; nothing is left"]
@@ -83,7 +87,7 @@ def check(
     if found:
         for line in running.last_lines:
             say(f"  {line}")
-    return Report(seed, len(events), outcome.blows, found, ends, untouched)
+    return Report(seed, len(events), outcome.blows, found, ends, untouched, shrinks)
 
 
 def described(event: Event) -> str:

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from psgc.errors import UsageError
+from psgc.launch.chaos.checking import Report
 from psgc.launch.chaos.promises import Run, broken, fatal, reference_of, results_of
 
 FOUND = re.compile(r"found \w+")
@@ -43,13 +44,23 @@ def test_a_mean_over_the_living_may_have_other_results() -> None:
     assert broken(Run(0, ["found other"]), REFERENCE, FOUND, "", shrinks=True) == []
 
 
+def test_a_report_says_what_was_kept() -> None:
+    """No more than that."""
+    assert Report(7, 0, (), ()).lines()[-1] == "kept: results are those of the undisturbed run, bit for bit; nothing is left"
+    went_on = Report(7, 0, (), (), shrinks=True).lines()[-1]
+    assert (
+        went_on
+        == "kept: it went on without those that were killed (PSGC_ON_WORKER_LOSS=shrink), so that results may differ; nothing is left"
+    )
+
+
 def test_policies_say_whose_death_ends_a_job() -> None:
     assert fatal({"server", "scheduler"}, {}) == ""
     assert fatal({"server"}, {"PSGC_ON_SERVER_LOSS": "stop"}) == "PSGC_ON_SERVER_LOSS=stop"
     assert fatal({"server"}, {"PSGC_ON_SCHEDULER_LOSS": "stop"}) == ""
     assert fatal({"scheduler"}, {"PSGC_ON_SCHEDULER_LOSS": "stop"}) == "PSGC_ON_SCHEDULER_LOSS=stop"
     assert fatal({"worker"}, {}) == "a worker's death ends the job"
-    assert fatal({"worker"}, {"PSGC_ON_WORKER_LOSS": "wait"}) == ""
+    assert fatal({"worker"}, {"PSGC_ON_WORKER_LOSS": "wait"}) == fatal({"worker"}, {"PSGC_ON_WORKER_LOSS": "shrink"}) == ""
     assert fatal(set(), {"PSGC_ON_SERVER_LOSS": "stop"}) == ""
 
 

@@ -272,7 +272,9 @@ class SimServer:
             state = self.state.keys[header.key].state
             lacks = header.step == state.step and header.sender not in state.contributions
             late = not peer.owner.is_current(peer)  # the worker has given it up, and asked on another since
-            again = header.sender in self.state.incarnations  # by a process that goes through its former one's step again
+            again = (
+                header.sender in self.state.incarnations or header.sender in self.state.absent
+            )  # of a former process, or of its step once more
             check(lacks or late or again, lambda: f"server {self.index}: the payload of {header} comes though the server has it")
         self._apply(self.state.receive(peer, header, payload, self.clock.now))
         if self.world.scenario.window_bytes < 1 << 30:

@@ -130,7 +130,10 @@ def test_a_step_that_is_being_completed_without_a_rank_is_completed_without_it()
     state.contribute(0, push(0), "a")
     assert folds(state.leave_out(1))
     state.replaced(1)
-    state.folded(True, 4, slot=0)
+    assert [action.header.kind for action in state.contribute(1, push(1), "b") if isinstance(action, Reply)] == [Kind.ACK]
+    done = state.folded(True, 4, slot=0)
+    (commit,) = [action for action in done if isinstance(action, Commit)]
+    assert commit.result.contributors == 1 and answered(done) == [0, 1], "what comes meanwhile is not in the sum, and is answered"
     state.contribute(0, push(0, 2), "a")
     assert state.awaited() == [1]
 
