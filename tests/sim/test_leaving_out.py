@@ -40,6 +40,12 @@ def test_a_step_that_awaits_a_dead_rank_is_taken_without_it_and_the_mean_is_of_t
     assert state.awaited() == [2]
     (fold,) = folds(state.contribute(2, push(2, 2), "c"))
     assert fold.divisor == 2, "and so is the next"
+    state.folded(True, 4, slot=1)
+    state.replaced(1)
+    state.contribute(0, push(0, 3), "a")
+    state.contribute(1, push(1, 3), "b")
+    (fold,) = folds(state.contribute(2, push(2, 3), "c"))
+    assert (fold.payloads, fold.divisor) == (("a", "b", "c"), 3), "but not the one that it takes part in"
 
 
 def test_what_had_come_of_the_dead_rank_counts_in_that_step_and_a_sum_is_divided_by_nothing() -> None:
@@ -221,6 +227,7 @@ def test_a_broadcast_whose_root_has_died_ends_the_job_with_a_line() -> None:
     serving = Serving("broadcast", root=1)
     serving.skips(0)
     serving.state.leave_out(1, 1, 0.0)
+    assert not [send for send in serving.skips(2) if send.header.kind == Kind.RESULT], "nobody else has its values"
     (fault,) = serving.state.tick(0.0)[1]
     assert fault.text.startswith("rank 1 died, and step 1 of key 1.0.0 (x) awaits its values")
 
