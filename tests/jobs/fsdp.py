@@ -88,6 +88,45 @@ def resumed(mesh: DeviceMesh, codec: str, forget: bool) -> str:
     return steps(second, optimizers[1], draw, STEPS - STEPS // 2, "plain")
 
 
+def moved(hook: Any, mesh: DeviceMesh, codec: str) -> str:
+    """What a hook of the model on another mesh goes on from: the mean that is kept of each parameter stays, and training goes on."""
+    states: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(states, hook.residual_state_dict())
+    model = model_on(mesh, "fp32")
+    other = psgc.fsdp_hook(model, codec)
+    other.load_residual_state_dict(states)
+    again: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(again, other.residual_state_dict())
+    before, after = kept_mean(states), kept_mean(again)
+    assert before and before.keys() == after.keys()
+    assert all(float(values.abs().max()) > 0 and torch.allclose(after[name], values, atol=1e-6) for name, values in before.items())
+    return steps(model, torch.optim.AdamW(model.parameters(), lr=1e-2), torch.Generator().manual_seed(dist.get_rank()), 2, "plain")
+
+
+def kept_mean(states: list[Any]) -> dict[str, torch.Tensor]:
+    mesh, found = states[0]["mesh"], {}
+    shapes = {name: parameter.numel() for name, parameter in model_shapes().items()}
+    for name, numel in shapes.items():
+        pieces = []
+        for shard, ranks in enumerate(mesh):
+            key = f"{name}@{shard}"
+            own = [
+                states[rank]["memories"]["gradients"][key]["residual"]
+                for rank in ranks
+                if "residual" in states[rank]["memories"]["gradients"].get(key, {})
+            ]
+            there = [state["servers"]["gradients"][key] for state in states if key in state["servers"]["gradients"]]
+            if own or there:
+                pieces.append(sum((each / len(ranks) for each in own), torch.zeros(())) + sum(there, torch.zeros(())))
+        if pieces:
+            found[name] = torch.cat(pieces)[:numel]
+    return found
+
+
+def model_shapes() -> dict[str, torch.Tensor]:
+    return dict(nn.Sequential(nn.Linear(32, WIDTH), Block(), Block(), nn.Linear(WIDTH, 7)).named_parameters())
+
+
 def given_for(codec: str, model: nn.Module) -> Any:
     """What ``fsdp_hook`` is given: the codec; "rule" and "plan" say the same of each module, one by a function and the other by a plan of its parameters, of
     which most elements of the first block have int8."""
@@ -124,6 +163,11 @@ def main() -> None:
             if how == "resumed":
                 print(f"{codec} went-on {resumed(mesh['shard'], codec, forget=False)}", flush=True)
                 print(f"{codec} forgot {resumed(mesh['shard'], codec, forget=True)}", flush=True)
+            if how == "moved":
+                print(
+                    f"{codec} went-on {moved(hook, init_device_mesh('cpu', (psgc.size(), 1), mesh_dim_names=('replicate', 'shard')), codec)}",
+                    flush=True,
+                )
             assert hook.statistics() == {"steps": STEPS * (2 if how == "twice" else 1)}
     dist.destroy_process_group()
     psgc.shutdown()

@@ -66,6 +66,12 @@ def test_a_model_that_goes_on_from_a_state_takes_what_codecs_kept_along(make_job
     assert found["onebit", "went-on"] == found["onebit", "resumed"] != found["onebit", "forgot"]
 
 
+def test_what_codecs_kept_goes_on_on_another_mesh(make_job: Callable[..., Any]) -> None:
+    found = lines(make_job(nodes=4, servers=1), "--hows", "moved", "--codecs", "onebit")
+    assert len(found["onebit", "went-on"]) == 4
+    assert len({digest for digest, _ in found["onebit", "went-on"]}) == 1, "four nodes of one rank hold the same"
+
+
 def test_what_it_cannot_average_is_told_in_a_line(make_job: Callable[..., Any]) -> None:
     texts = make_job(nodes=2, servers=1).said(job="fsdp_refused.py")
     told = [dict(line.split(": ", 1) for line in text.splitlines() if ": " in line) for text in texts]

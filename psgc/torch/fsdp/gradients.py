@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 import torch
 
@@ -20,14 +21,18 @@ from psgc.layout import Bucket, BucketSpec, TensorSpec
 from psgc.torch.ddp.parameters import ModelParameters
 from psgc.torch.ddp.told import add_model
 from psgc.torch.fsdp.planned import Way
+from psgc.torch.fsdp.reshard import resharded
 from psgc.torch.fsdp.units import Unit, local
 from psgc.torch.gradients.backward_end import BackwardEnd, await_end
 from psgc.torch.gradients.exchange import GradientExchange
 from psgc.torch.gradients.front_end import FrontEnd
+from psgc.torch.gradients.last_step import StepFlags
 from psgc.torch.gradients.layouts import Declared
+from psgc.torch.gradients.skips import Skips
 from psgc.torch.gradients.written import Written
 from psgc.torch.plans.choice import Choice
 from psgc.torch.plans.fusing import nbytes_of
+from psgc.torch.state import saved
 from psgc.torch.tensors.buffers import Array, TensorsBuffer, dtype_name, staging_dtype, where_of
 from psgc.torch.tensors.sent import FilledBucket
 from psgc.worker.session import Session
@@ -136,6 +141,30 @@ class FsdpGradients(FrontEnd[FilledBucket]):
         exchange.observer.delivered()
         self.steps += 1
         exchange.deliver()
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "mesh": [list(ranks) for ranks in self._replicas]}
+
+    def go_on(self, states: saved.State | Sequence[saved.State]) -> None:
+        """As of every front end; also from the states of all ranks of a job with another mesh."""
+        given = [states] if isinstance(states, Mapping) else list(states)
+        mesh = [list(ranks) for ranks in self._replicas]
+        before = next((state["mesh"] for state in given if isinstance(state, Mapping) and "mesh" in state), mesh)
+        if before == mesh:
+            super().go_on(states)
+            return
+        if len(given) != sum(map(len, before)):
+            raise UsageError(
+                f"load_residual_state_dict: the state is of {len(before)} shards on {len(before[0])} nodes, and the model of {len(mesh)} on "
+                f"{len(mesh[0])}; pass a list of all ranks' states"
+            )
+        checked = saved.check_states(given, self.session.rank, self.session.size)
+        saved.check_kind(checked, saved.GRADIENTS)
+        kept = resharded(
+            checked, saved.GRADIENTS, before, mesh, self.session.rank, {n: p for unit in self._units for n, p in unit.whole.items()}
+        )
+        self.exchange.last.go_on(StepFlags(False, *saved.units_of(checked[0])), Skips.of(saved.skips_of(checked[0])))
+        self.exchange.restore(kept)
 
     def _begin(self) -> None:
         """The first gradients of a step have come."""

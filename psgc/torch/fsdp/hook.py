@@ -78,8 +78,9 @@ class FsdpHook:
         return self._gradients.state()
 
     def load_residual_state_dict(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Go on from ``residual_state_dict()`` of this rank, in a job of the same shape. Call it on every rank, between two steps. Raises UsageError for what
-        does not fit."""
+        """Go on from ``residual_state_dict()``: this rank's own in a job with the same mesh, bit for bit; or a list of all ranks', where there are other
+        shards or nodes now: then the mean of what is kept stays what it was. Call it on every rank, between two steps. Raises UsageError for what does not fit.
+        """
         self._gradients.go_on(states)
 
     def _planned(self, choice: Choice, name: str) -> tuple[Choice, dict[str, Way]]:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo
 
 from psgc.errors import UsageError
+from psgc.torch.fsdp.reshard import Parameter
 from psgc.worker.session import Session
 
 HOW = (
@@ -45,6 +46,17 @@ class Unit:
         reduces."""
         trained = (each for each in self.state.fsdp_params if each.sharded_param.requires_grad)
         return [(self.names[each.sharded_param], tuple(each.padded_sharded_param_size)) for each in trained]
+
+    @property
+    def whole(self) -> dict[str, Parameter]:
+        """Of each of ``parameters`` by name: its shape, and its pieces'. Raises UsageError for one that is not cut along its first dimension."""
+        shapes = {self.names[parameter]: tuple(parameter.shape) for parameter in self.parameters}
+        for parameter in self.parameters:
+            if any(not placement.is_replicate() and not placement.is_shard(0) for placement in getattr(parameter, "placements", ())):
+                raise UsageError(
+                    f"load_residual_state_dict: {self.names[parameter]!r} is not sharded along its first dimension; go on on a mesh of the same shape"
+                )
+        return {name: Parameter(shapes[name], piece) for name, piece in self.pieces}
 
     @property
     def numel(self) -> int:

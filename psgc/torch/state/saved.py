@@ -134,14 +134,15 @@ def _plus(a: F32 | None, b: F32 | None) -> F32 | None:
 
 def _memories(state: State, kind: str) -> Memories:
     saved = state["memories"].get(kind, {})
-    return {name: TensorMemory(**{field: _array(values) for field, values in fields.items()}) for name, fields in saved.items()}
+    return {name: TensorMemory(**{field: array_of(values) for field, values in fields.items()}) for name, fields in saved.items()}
 
 
 def _servers(state: State, kind: str) -> dict[str, F32]:
-    return {name: _array(values) for name, values in state.get("servers", {}).get(kind, {}).items()}
+    return {name: array_of(values) for name, values in state.get("servers", {}).get(kind, {}).items()}
 
 
-def _array(values: torch.Tensor) -> F32:
+def array_of(values: torch.Tensor) -> F32:
+    """A saved tensor's values, flat. Raises UsageError for NaN and infinity."""
     array: F32 = values.detach().cpu().to(torch.float32).reshape(-1).numpy()
     if not np.isfinite(array).all():
         raise UsageError(
@@ -160,7 +161,7 @@ def _layouts(state: State, kind: str) -> list[KeptLayout]:
             logger.warning("a saved layout is of another version of psgc: residuals go on by tensor, not bit for bit (%s)", error)
             continue
         exact = {
-            place: ExactResidual(float(each["rescale"]), each["bytes"].numpy(), _array(each["velocity"]) if "velocity" in each else None)
+            place: ExactResidual(float(each["rescale"]), each["bytes"].numpy(), array_of(each["velocity"]) if "velocity" in each else None)
             for place, each in saved["exact"].items()
         }
         layouts.append(KeptLayout(declaration, bool(saved["planned"]), int(saved["workers"]), exact))
