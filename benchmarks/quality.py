@@ -286,6 +286,9 @@ tuned on a grid of factors of two, by the validation loss of a sixth seed. Runs 
 
 The codecs that should cost no quality have five seeds, the others three; where fewer are done, or a cell is "not done", the command adds them.
 
+A rate is tuned with one seed, and may be that seed's luck: on digits `bf16` got 0.2, where `none` got 0.1, and its distance is that rate's.
+With equal rates, in the table below, it is within 0.1 sd at the end.
+
 Why `powersgd:rank=4` costs quality under AdamW, and what helps: [codecs.md](codecs.md#powersgds-rank-under-adam).
 
 1-bit Adam and 0/1 Adam are `psgc.OneBitAdam` and `psgc.ZeroOneAdam` ([optimizers.md](optimizers.md)) on both tasks, a third of the steps warm-up; all else is
