@@ -158,7 +158,11 @@ def main() -> None:
     if options.train:
         train(options.train)
         return
-    rounds = [one_round(options.port, options.codec, options.pairs) for _ in range(options.rounds)]
+    rounds = []
+    for number in range(1, options.rounds + 1):
+        rounds.append(one_round(options.port, options.codec, options.pairs))
+        median = statistics.median(watched[0] / plain[0] for watched, plain in rounds[-1])
+        print(f"round {number} of {options.rounds}: a step with / without {median:.4f}", file=sys.stderr, flush=True)
     found: dict[str, Any] = {"pairs": sum(map(len, rounds)), "codec": options.codec, "machine": machine()}
     for number, name in enumerate(("step", "cpu")):
         ratios = [[watched[number] / plain[number] for watched, plain in of_round] for of_round in rounds]
