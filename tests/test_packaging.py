@@ -43,7 +43,19 @@ FLOORS = {
         "verbs",
     ),
 }
-LAYERS = {"core": 1, "cuda": 2, "server": 2, "worker": 2, "scheduler": 2, "torch": 3, "launch": 4, "compat": 5, "ray": 5, "reproduce": 5}
+LAYERS = {
+    "core": 1,
+    "cuda": 2,
+    "server": 2,
+    "worker": 2,
+    "scheduler": 2,
+    "torch": 3,
+    "launch": 4,
+    "compat": 5,
+    "ray": 5,
+    "__main__": 5,
+    "reproduce": 5,
+}
 
 
 @functools.cache
