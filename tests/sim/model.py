@@ -1,0 +1,416 @@
+"""Every interleaving of a small job in which processes die: the real state machines of workers and servers, explored state by state.
+
+Two workers take two steps of one key on each of two servers, over connections that keep their order. At any moment, also between any two actions of one
+message, a process may end, as often as ``Deaths`` allows it. What a server's process had sent arrives up to any point. Another process follows: a server's
+from what was committed, a worker's from the state of the other worker, once every server has greeted it. The scheduler is left out: it only says who
+follows, which happens here at once.
+
+Payloads are names: (rank, step). In every state that can be reached, each sum that a server makes is that of both ranks' contributions to that step, each
+result that a worker decodes is that of its step and still whole where it lies, nobody reports a fault, and as long as somebody is not done something can
+happen.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from typing import Any
+
+from psgc.errors import RemoteProtocolError
+from psgc.layout import Declaration, TensorSpec, build_layout
+from psgc.server.state import Fault, Send, ServerState, specs_of
+from psgc.server.step import NO_SLOT, Commit, Fold, Kept
+from psgc.wire.frames import Header, Kind
+from psgc.worker.client import Client, Failed, Greet, Result, Transmit
+from psgc.worker.parts import Phase
+
+JOB, EPOCH, STEPS, RANKS, SERVERS = 7, 1, 2, (0, 1), (0, 1)
+TENSORS = tuple(TensorSpec(name, (4,), "float32") for name in ("a", "b"))
+LAYOUT = build_layout(Declaration("model", "plan", TENSORS, "none", False, fuse_bytes=1), layout_id=1, servers=2, workers=2)
+KEYS = {part.server: part.key for _, part in LAYOUT.parts()}
+CODECS = {key: LAYOUT.scheme(LAYOUT.buckets[0]).rounds(4)[0].pair.push.codec_id for key in KEYS.values()}
+PAYLOAD_BYTES = 16
+assert sorted(KEYS) == list(SERVERS)
+
+
+class WrongError(Exception):
+    """The protocol allows what must never happen."""
+
+
+def check(right: bool, text: object) -> None:
+    if not right:
+        raise WrongError(text)
+
+
+@dataclass(frozen=True)
+class Deaths:
+    """How many processes may end: of each server, of workers."""
+
+    servers: tuple[int, int] = (0, 0)
+    workers: int = 0
+
+
+@dataclass
+class Line:
+    """A connection. number: which of the pair's it is; heard: whether the server's present process has it; up: whether the worker has."""
+
+    number: int = 0
+    heard: bool = False
+    up: bool = False
+    to_server: deque[Any] = None  # type: ignore[assignment]
+    to_worker: deque[Any] = None  # type: ignore[assignment]
+
+
+@dataclass
+class Server:
+    state: ServerState | None  # None: dead
+    kept: Kept  # what is committed, with the contents of its buffers
+    slots: dict[int, Any]
+    folding: Fold | None = None
+
+
+@dataclass
+class Worker:
+    """began: the step that it is in; 0 before its first, and in a process that has not got its state yet. alive: False until another process follows."""
+
+    client: Client
+    began: int = 0
+    alive: bool = True
+    has_state: bool = True
+    incarnation: int = 1
+
+    @property
+    def done(self) -> bool:
+        return self.has_state and self.began == STEPS and idle(self)
+
+
+@dataclass
+class State:
+    workers: list[Worker]
+    servers: list[Server]
+    lines: dict[tuple[int, int], Line]
+    deaths: Deaths
+
+
+def idle(worker: Worker) -> bool:
+    return all(part.phase is Phase.IDLE for part in worker.client.parts.values())
+
+
+def _client(rank: int, incarnation: int, taken: int) -> Client:
+    """The first process has no number, as in a job in which nobody is followed."""
+    client = Client(rank, JOB, EPOCH, len(SERVERS), incarnation=incarnation if incarnation > 1 else 0)
+    if taken >= 0:
+        client.add_layout(LAYOUT, CODECS, taken)
+    return client
+
+
+def _server(index: int, kept: Kept | None) -> ServerState:
+    state = ServerState(index, len(RANKS), JOB, EPOCH)
+    specs, costs = specs_of(LAYOUT, index, len(RANKS))
+    state.register(LAYOUT, specs, costs, {} if kept is None else {KEYS[index]: kept})
+    return state
+
+
+def first(deaths: Deaths) -> State:
+    """All connections are there and greeted, and nobody has begun."""
+    state = State(
+        [Worker(_client(rank, 1, 0)) for rank in RANKS], [Server(_server(index, None), Kept(None), {}) for index in SERVERS],
+        {(rank, index): Line() for rank in RANKS for index in SERVERS}, deaths,
+    )  # fmt: skip
+    for rank in RANKS:
+        for index in SERVERS:
+            connect(state, rank, index)
+    greetings = {Kind.HELLO, Kind.WINDOW}
+    for (rank, index), line in state.lines.items():
+        while line.to_server:
+            effects = hear(state, rank, index)
+            server_does(state, index, effects, len(effects))
+        while line.to_worker and line.to_worker[0][0].kind in greetings:
+            answer(state, rank, index)
+    return state
+
+
+# what happens: each changes the state in place
+
+
+def connect(state: State, rank: int, index: int) -> None:
+    """A worker connects to a server that lives, for the first time or again."""
+    line, server = state.lines[rank, index], state.servers[index].state
+    assert server is not None
+    state.lines[rank, index] = new = Line(line.number + 1, True, True, deque(), deque())
+    server.joined((rank, index, new.number), rank)
+    worker_does(state, rank, state.workers[rank].client.connected(index, 0.0))
+
+
+def worker_does(state: State, rank: int, actions: list[Any]) -> None:
+    worker = state.workers[rank]
+    for action in actions:
+        if isinstance(action, Transmit):
+            key = action.header.key
+            line = state.lines[rank, action.server]
+            if line.up:
+                line.to_server.append((action.header, (rank, worker.client.parts[key].step) if action.payload else action.body))
+        elif isinstance(action, Greet):
+            header = Header(Kind.HELLO, job=JOB, epoch=EPOCH, sender=rank, step=worker.client.incarnation)
+            state.lines[rank, action.server].to_server.append((header, None))
+        elif isinstance(action, Result):
+            index = next(index for index, key in KEYS.items() if key == action.key)
+            check(
+                state.servers[index].slots.get(action.payload) == ((0, action.step), (1, action.step)),
+                (rank, action, state.servers[index].slots),
+            )
+            worker.client.taken(action.key)
+        elif isinstance(action, Failed):
+            raise WrongError(f"worker {rank}: {action.text}")
+
+
+def submit(state: State, rank: int) -> None:
+    """The worker begins its next step."""
+    worker = state.workers[rank]
+    worker.began += 1
+    for key in KEYS.values():
+        worker_does(state, rank, worker.client.submit(key, 0.0, PAYLOAD_BYTES))
+
+
+def server_does(state: State, index: int, effects: list[Any], most: int) -> int:
+    """Carry out the first ``most`` effects. Returns how many there were."""
+    server = state.servers[index]
+    for effect in effects[:most]:
+        if isinstance(effect, Send):
+            rank, _, number = effect.peer
+            line = state.lines[rank, index]
+            payload = effect.body if effect.result_slot is None else effect.result_slot
+            if effect.header.kind == Kind.RESULT:
+                check(server.kept.result is not None and server.kept.result.step == effect.header.step, f"{effect} before its commit")
+            if line.number == number and line.up:
+                line.to_worker.append((effect.header, payload))
+        elif isinstance(effect, Fold):
+            server.folding = effect
+        elif isinstance(effect, Commit):
+            newest = effect.result.slot if effect.result.slot != NO_SLOT else server.kept.newest
+            server.kept = Kept(effect.result, newest, effect.add_back, effect.rescale)
+        elif isinstance(effect, Fault):
+            raise WrongError(f"server {index}: {effect.text}")
+    return len(effects)
+
+
+def hear(state: State, rank: int, index: int) -> list[Any]:
+    """The server hears the next message of a connection: what it does then."""
+    line, server = state.lines[rank, index], state.servers[index].state
+    assert server is not None
+    header, payload = line.to_server.popleft()
+    return server.receive((rank, index, line.number), header, payload, 0.0)
+
+
+def fold(state: State, index: int) -> list[Any]:
+    """The server's pool has made a sum: what the server does then."""
+    server = state.servers[index]
+    effect, server.folding = server.folding, None
+    assert effect is not None
+    assert server.state is not None
+    check(effect.payloads == ((0, effect.step), (1, effect.step)), effect)
+    server.slots[effect.slot] = effect.payloads
+    return server.state.folded(KEYS[index], True, PAYLOAD_BYTES, False, effect.slot, 0.0)
+
+
+def answer(state: State, rank: int, index: int) -> None:
+    """The worker hears the next message of a connection."""
+    header, payload = state.lines[rank, index].to_worker.popleft()
+    client = state.workers[rank].client
+    client.awaits(index, header)
+    worker_does(state, rank, client.receive(index, header, payload, 0.0))
+
+
+def server_dies(state: State, index: int) -> None:
+    server = state.servers[index]
+    server.state = server.folding = None
+    left = list(state.deaths.servers)
+    left[index] -= 1
+    state.deaths = Deaths((left[0], left[1]), state.deaths.workers)
+    for rank in RANKS:
+        state.lines[rank, index].heard = False
+        state.lines[rank, index].to_server.clear()
+
+
+def notice(state: State, rank: int, index: int) -> None:
+    """The worker notices that a connection is gone, with what had not arrived."""
+    line = state.lines[rank, index]
+    line.up = False
+    line.to_worker.clear()
+    state.workers[rank].client.disconnected(index)
+
+
+def worker_dies(state: State, rank: int) -> None:
+    worker = state.workers[rank]
+    worker.alive = False
+    state.deaths = Deaths(state.deaths.servers, state.deaths.workers - 1)
+    for index in SERVERS:
+        line = state.lines[rank, index]
+        line.up = False
+        line.to_worker.clear()
+
+
+def worker_follows(state: State, rank: int) -> None:
+    """What the former process had said may still be heard, until the new one's connection takes the place of the old."""
+    incarnation = state.workers[rank].incarnation + 1
+    state.workers[rank] = Worker(_client(rank, incarnation, -1), has_state=False, incarnation=incarnation)
+
+
+def take_state(state: State, rank: int) -> None:
+    """From the other worker, as of the beginning of its present step."""
+    worker, giver = state.workers[rank], state.workers[1 - rank]
+    taken = max(giver.began - 1, 0)
+    worker.client.add_layout(LAYOUT, CODECS, taken)
+    worker.began, worker.has_state = taken, True
+
+
+Name = tuple[Any, ...]
+
+
+def possible(state: State) -> Iterator[Name]:
+    """Names of all that may happen next."""
+    for rank, worker in enumerate(state.workers):
+        other = state.workers[1 - rank]
+        if not worker.alive:
+            yield "worker follows", rank
+            continue
+        if worker.has_state and worker.began < STEPS and idle(worker):
+            yield "submit", rank
+        if not worker.has_state and worker.client.greeted and other.alive and other.has_state:
+            yield "take state", rank
+        if state.deaths.workers and worker.has_state and other.alive and other.has_state and not (worker.done or other.done):
+            yield "worker dies", rank
+        for index, server in enumerate(state.servers):
+            line = state.lines[rank, index]
+            if line.up and line.to_worker:
+                yield "answer", rank, index
+            if line.up and not line.heard:
+                yield "notice", rank, index
+            if not line.up and server.state is not None:
+                yield "connect", rank, index
+    for (rank, index), line in state.lines.items():
+        if line.heard and line.to_server:
+            yield "hear", rank, index
+    for index, server in enumerate(state.servers):
+        if server.state is None:
+            yield "server follows", index
+        elif server.folding is not None:
+            yield "fold", index
+        if server.state is not None and state.deaths.servers[index]:
+            yield "server dies", index
+
+
+def enough(state: State, names: list[Name]) -> list[Name]:
+    """Those of ``names`` that have to be explored here: a persistent set (Godefroid 1996).
+
+    What a server, its deaths and its connections do changes nothing that belongs to the other. So where each worker awaits a result of one server, or submits
+    nothing any more, all that may come before something else of that server is in the names that are its own; the rest may as well come later. And what has
+    been sent to a worker over a connection that cannot break any more may as well come at once. Not while workers may die, which concerns both servers.
+    """
+    if state.deaths.workers or not all(worker.alive and worker.has_state for worker in state.workers):
+        return names
+    for index, key in KEYS.items():
+        heard = [name for name in names if name[0] == "answer" and name[-1] == index]
+        if heard and not state.deaths.servers[index] and all(state.lines[rank, index].heard for rank in RANKS):
+            return heard[:1]  # nothing can take it away any more, and it disturbs nobody
+        if all(worker.began == STEPS or worker.client.parts[key].phase is not Phase.IDLE for worker in state.workers):
+            own = [name for name in names if name[0] != "submit" and name[-1] == index]
+            if own:
+                return own
+    return names
+
+
+def after(packed: bytes, name: Name) -> Iterator[State]:
+    """The states that follow: one, and those in which the server ends in the middle."""
+    state: State = pickle.loads(packed)
+    what, *arguments = name
+    if what in ("hear", "fold"):
+        index = arguments[-1]
+        effects = hear(state, *arguments) if what == "hear" else fold(state, index)
+        if state.deaths.servers[index]:
+            for most in range(1, len(effects)):
+                half: State = pickle.loads(packed)
+                again = hear(half, *arguments) if what == "hear" else fold(half, index)
+                server_does(half, index, again, most)
+                server_dies(half, index)
+                yield half
+        server_does(state, index, effects, len(effects))
+    elif what == "server follows":
+        state.servers[arguments[0]].state = _server(arguments[0], state.servers[arguments[0]].kept)
+    else:
+        {
+            "worker follows": worker_follows, "submit": submit, "take state": take_state, "worker dies": worker_dies, "answer": answer,
+            "notice": notice, "connect": connect, "server dies": server_dies,
+        }[what](state, *arguments)  # fmt: skip
+    yield state
+
+
+def frozen(value: Any) -> Any:
+    """The same for states that are the same, whatever became of them in between."""
+    if isinstance(value, Header):
+        return tuple(value)
+    if isinstance(value, Enum | str | bytes | int | float | None.__class__):
+        return value
+    if isinstance(value, dict):
+        return frozenset((frozen(key), frozen(each)) for key, each in value.items())
+    if isinstance(value, set | frozenset):
+        return frozenset(map(frozen, value))
+    if isinstance(value, list | tuple | deque | range):
+        return tuple(map(frozen, value))
+    if is_dataclass(value):
+        return (type(value).__name__, *(frozen(getattr(value, field.name)) for field in fields(value) if field.name not in LEFT_OUT))
+    return (type(value).__name__, frozen({name: each for name, each in vars(value).items() if name not in LEFT_OUT}))
+
+
+LEFT_OUT = frozenset(
+    {"absence", "named", "contributed", "since", "moved", "counts", "pace", "place", "spec"}
+)  # times, figures, and what is always the same
+
+
+@dataclass
+class Explored:
+    states: int = 0
+    transitions: int = 0
+    ends: int = 0
+    names: Counter[str] = None  # type: ignore[assignment]
+
+
+def explore(deaths: Deaths, most: int = 10**9, reduce: bool = True) -> Explored:
+    """Visit every state, but for those that differ only in the order of what does not depend on each other (``enough``, unless ``reduce`` is False). most: of
+    them. Raises WrongError with what led to one that must not be."""
+    found = Explored(names=Counter())
+    begin = first(deaths)
+    seen = {hash(frozen(begin))}
+    stack: list[tuple[bytes, tuple[Any, ...]]] = [(pickle.dumps(begin), ())]
+    while stack and found.states < most:
+        packed, path = stack.pop()
+        state: State = pickle.loads(packed)
+        found.states += 1
+        names = list(possible(state))
+        if all(worker.alive and worker.done for worker in state.workers):
+            found.ends += 1
+        elif not names:
+            raise WrongError(f"nobody goes on after {told(path)}")
+        for name in enough(state, names) if reduce else names:
+            try:
+                for following in after(packed, name):
+                    found.transitions += 1
+                    found.names[name[0]] += 1
+                    known = hash(frozen(following))
+                    if known not in seen:
+                        seen.add(known)
+                        stack.append((pickle.dumps(following), (name, path)))
+            except (WrongError, RemoteProtocolError, AssertionError, KeyError) as error:
+                raise WrongError(f"{type(error).__name__}: {error} after {told((name, path))}") from error
+    return found
+
+
+def told(path: tuple[Any, ...]) -> str:
+    names = []
+    while path:
+        name, path = path
+        names.append(" ".join(map(str, name)))
+    return ", ".join(reversed(names))

@@ -1,0 +1,63 @@
+"""Every interleaving of two workers and two servers whose processes die: the sums are right, nobody waits for ever. And: a broken rule is seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from model import Deaths, WrongError, explore
+
+from psgc.server.step import Commit, Kept, KeyState
+from psgc.worker.client import Client
+
+
+def test_without_deaths_what_is_left_out_for_being_the_same_changes_nothing() -> None:
+    everything, enough = explore(Deaths(), reduce=False), explore(Deaths())
+    assert (everything.ends, enough.ends) == (1, 1)
+    assert 5 * enough.states < everything.states
+    assert everything.names.keys() == enough.names.keys() == {"submit", "hear", "fold", "answer"}
+
+
+@pytest.mark.timeout(600)
+def test_a_server_may_die_at_any_moment() -> None:
+    found = explore(Deaths((1, 0)))
+    assert found.names["server dies"] and found.names["connect"] and found.names["notice"]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(6 * 3600)
+@pytest.mark.parametrize("deaths", [Deaths((2, 0)), Deaths((1, 1)), Deaths(workers=1), Deaths((1, 0), workers=1)])
+def test_two_processes_may_die_at_any_moment(deaths: Deaths) -> None:
+    found = explore(deaths)
+    print(f"{deaths}: {found.states:,} states, {found.transitions:,} transitions, {found.ends} ends")
+
+
+def _forgets(change: Callable[[Kept], Kept]) -> Any:
+    take_up = KeyState.take_up
+    return patch.object(KeyState, "take_up", lambda self, kept: take_up(self, change(kept)))
+
+
+def _commits_late() -> Any:
+    commit = KeyState._commit
+    return patch.object(KeyState, "_commit", lambda self, result: sorted(commit(self, result), key=lambda each: isinstance(each, Commit)))
+
+
+BROKEN = {
+    "what was committed is forgotten": (Deaths((1, 0)), lambda: _forgets(lambda _: Kept(None))),
+    "the kept result is not taken up": (Deaths((1, 0)), lambda: _forgets(lambda kept: kept._replace(result=None))),
+    "a result is sent before it is committed": (Deaths((1, 0)), _commits_late),
+    "workers do not send again what was lost": (Deaths((1, 0)), lambda: patch.object(Client, "_error", lambda *_: [])),
+    "nobody asks after what is unanswered": (Deaths((1, 0)), lambda: patch.object(Client, "_unanswered", lambda *_: iter(()))),
+    "a follower's state is older than what its servers know of": (Deaths(workers=1), lambda: patch.object(KeyState, "replaced", lambda *_: None)),
+    "a follower goes on before every server knows of it": (Deaths(workers=1), lambda: patch.object(Client, "greeted", True)),
+    "what is meant for the former process is heard": (Deaths(workers=1), lambda: patch.object(Client, "_is_known_to", lambda *_: True)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", BROKEN)
+def test_a_broken_rule_is_seen(rule: str) -> None:
+    deaths, mutation = BROKEN[rule]
+    with mutation(), pytest.raises(WrongError):
+        explore(deaths)

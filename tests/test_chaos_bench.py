@@ -1,0 +1,49 @@
+"""benchmarks/chaos.py goes on where it was interrupted, and adds up what was promised."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.benchmark_scripts import load
+
+
+def ran(broken: list[str]) -> Any:
+    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        seed = int(command[command.index("--seed") + 1])
+        report = {"broken": broken if seed == 2 else [], "blows": [{"recovered_s": 0.5 + seed}, {"recovered_s": None}]}
+        return subprocess.CompletedProcess(command, int(bool(report["broken"])), json.dumps(report))
+
+    return run
+
+
+@pytest.mark.parametrize("broken", [[], ["rank 0 found something else"]])
+def test_what_is_in_the_file_is_not_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], broken: list[str]
+) -> None:
+    chaos, results = load("chaos"), tmp_path / "chaos.jsonl"
+    results.write_text(
+        '{"seed": 0, "job": "gradients", "status": 0, "report": {"broken": [], "blows": []}}\n{"seed": 1, "jo'
+    )  # interrupted
+    monkeypatch.setattr(chaos.subprocess, "run", ran(broken))
+    monkeypatch.setattr(sys, "argv", ["chaos.py", "--events", "40", "--results", str(results)])
+    assert chaos.main() == int(bool(broken))
+    said = capsys.readouterr().out
+    assert [line.split(":")[0] for line in said.splitlines() if line.startswith("seed")][:3] == ["seed 1", "seed 2", "seed 3"]
+    assert f"4 jobs, 40 events, {len(broken)} promises broken" in said
+    assert "went on after 2.5 s (median)" in said
+    assert chaos.main() == int(bool(broken)), "nothing is run any more"
+    assert "seed 1: " not in capsys.readouterr().out
+    assert sorted(chaos.read(results)) == [0, 1, 2, 3]
+
+
+def test_its_jobs_are_there() -> None:
+    chaos = load("chaos")
+    for seed in range(3):
+        command = chaos.command(seed)
+        assert Path(command[command.index("--no-prefix") + 7]).is_file(), command
