@@ -3,9 +3,9 @@
     python benchmarks/faults.py                                   all systems and faults, some three minutes
     python benchmarks/faults.py --systems "psgc wait" --faults "kill worker" --json
 
-    systems  psgc wait: PSGC_ON_WORKER_LOSS=wait with psgc.torch.Elastic; psgc stop: the default, with PSGC_RESTARTS and a checkpoint every EVERY steps;
-             torchft: its DistributedDataParallel over gloo, where torchft is installed, with a lighthouse; this script starts a dead replica again at once,
-             as a cluster's manager would
+    systems  psgc wait, psgc shrink: PSGC_ON_WORKER_LOSS with psgc.torch.Elastic; psgc wait spare: with --spares 1; psgc stop: the default, with
+             PSGC_RESTARTS and a checkpoint every EVERY steps; torchft: its DistributedDataParallel over gloo, where torchft is installed, with a
+             lighthouse; this script starts a dead replica again at once, as a cluster's manager would
     faults   kill worker: SIGKILL of rank 1; stop worker: SIGSTOP, and SIGCONT after STOPPED_S; kill server; kill coordinator: the scheduler, torchft's
              lighthouse. torchft has no servers.
 
@@ -39,7 +39,7 @@ from psgc.diagnostics.machine import machine
 from psgc.launch.chaos.members import descendants, members_of
 from psgc.launch.tables import print_table
 
-SYSTEMS: Final = ("psgc wait", "psgc stop", "torchft")
+SYSTEMS: Final = ("psgc wait", "psgc wait spare", "psgc shrink", "psgc stop", "torchft")
 FAULTS: Final = ("kill worker", "stop worker", "kill server", "kill coordinator")
 UNDISTURBED: Final = ""
 PACE_S: Final = 0.03  # a step's computation on a device
@@ -107,7 +107,9 @@ def say(line: str) -> None:
     os.write(1, f"{line}\n".encode())
 
 
-def work_waiting(steps: int) -> None:
+def work_elastic(steps: int) -> None:
+    import torch
+
     import psgc.torch as psgc
 
     psgc.init()
@@ -116,8 +118,9 @@ def work_waiting(steps: int) -> None:
     for step in psgc.Elastic(model=model, optimizer=optimizer).steps(steps):
         optimizer.zero_grad()
         backward(model, psgc.rank(), step)
+        parts = psgc.push_pull(torch.ones(1), average=False, name="parts")
         optimizer.step()
-        tell(psgc.rank(), step, psgc.size())
+        tell(psgc.rank(), step, int(parts.item()))
     tell_end(psgc.rank(), model)
 
 
@@ -205,11 +208,16 @@ class Job:
                 self._replicas[rank] = self._start(*self._work, REPLICA=str(rank))
             threading.Thread(target=self._supervise, daemon=True).start()
         else:
-            policy = {"PSGC_ON_WORKER_LOSS": "wait"} if system == "psgc wait" else {"PSGC_RESTARTS": "3", "PSGC_ON_SERVER_LOSS": "stop"}
+            spares, policy = [], {}
             if system == "psgc stop":
-                policy["PSGC_ON_SCHEDULER_LOSS"] = "stop"
+                policy = {"PSGC_RESTARTS": "3", "PSGC_ON_SERVER_LOSS": "stop", "PSGC_ON_SCHEDULER_LOSS": "stop"}
+            else:
+                _, policy["PSGC_ON_WORKER_LOSS"], *spare = system.split()
+                spares = ["--spares", "1"] if spare else []
             command = [sys.executable, __file__, *self._work, "--checkpoint", str(folder / "checkpoint.pt")]
-            self._main = self._start("-m", "psgc", "run", "--no-prefix", "--workers", str(RANKS), "--", *command, script=False, **policy)
+            self._main = self._start(
+                "-m", "psgc", "run", "--no-prefix", "--workers", str(RANKS), *spares, "--", *command, script=False, **policy
+            )
 
     def _start(self, *arguments: str, script: bool = True, **env: str) -> subprocess.Popen[str]:
         command = [sys.executable, *([__file__] if script else []), *arguments]
@@ -312,7 +320,7 @@ def measure(system: str, fault: str, steps: int) -> tuple[Row, set[str]]:
                 found[int(words[1])] = words[2]
             if len(found) == RANKS or words == ["OVER"] or (system != "torchft" and job.ended):
                 break
-        if len(found) < RANKS:
+        if len(found) < (1 if system == "psgc shrink" else RANKS):  # there, a rank may come back too late
             raise Failed(f"{system}, {fault or 'undisturbed'}: ended after {len(taken)} steps of ranks\n{job.said}")
         started = sum(map(len, pids.values())) - RANKS + (fault in ("kill server", "kill coordinator"))
     if len(set(found.values())) != 1:
@@ -350,7 +358,7 @@ def main() -> None:
         elif options.work == "psgc stop":
             work_from_checkpoints(options.steps, options.checkpoint)
         else:
-            (work_torchft if options.work == "torchft" else work_waiting)(options.steps)
+            (work_torchft if options.work == "torchft" else work_elastic)(options.steps)
         return
     systems, faults = options.systems.split(","), options.faults.split(",")
     if unknown := [*(one for one in systems if one not in SYSTEMS), *(one for one in faults if one not in FAULTS)]:
