@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch
 
 from psgc.codecs import BucketContext, parse_scheme
 from psgc.plan.inputs.architectures import architecture
+from tests.over_gloo import run_over_gloo
 
 FOLDER = Path(__file__).parent.parent / "examples" / "espresso"
 MODELS = sorted(path.name for path in FOLDER.iterdir() if (path / "run_psgc.sh").is_file())
@@ -35,9 +35,7 @@ def models(monkeypatch: pytest.MonkeyPatch) -> Any:
 def train(script: str, **env: str) -> list[dict[str, Any]]:
     """What the two ranks measured in one step."""
     every = {**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1", **env}
-    done = subprocess.run(
-        [str(FOLDER / script), "--steps", "1", "--json"], env=every, capture_output=True, text=True, timeout=WAIT_S, check=False
-    )
+    done = run_over_gloo([str(FOLDER / script), "--steps", "1", "--json"], every, timeout=WAIT_S)
     assert done.returncode == 0, done.stdout + done.stderr
     found = [json.loads(line[line.index("{") :]) for line in done.stdout.splitlines() if '{"rank"' in line]
     return sorted(found, key=lambda each: each["rank"])

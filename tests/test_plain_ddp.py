@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
+from tests.over_gloo import run_over_gloo
 from tests.ports import free_port
 
 ROOT = Path(__file__).parent.parent
@@ -18,7 +18,7 @@ def losses(script: Path) -> list[str]:
     """What torchrun's two workers print."""
     env = {name: text for name, text in os.environ.items() if not name.startswith(("PSGC_", "DMLC_", "BYTEPS_"))}
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port()), str(script)]
-    done = subprocess.run(command, env={**env, "OMP_NUM_THREADS": "1"}, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = run_over_gloo(command, {**env, "OMP_NUM_THREADS": "1"}, cwd=str(ROOT))
     assert done.returncode == 0, done.stderr
     return sorted(re.findall(r"rank \d: losses \[[^\]]*\]", done.stdout))
 
