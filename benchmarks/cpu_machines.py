@@ -22,9 +22,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from testbed import Testbed, psgc_job, run_members
 
+from psgc.plan.inputs.cluster import TCP_SHARE
 from psgc.reproduce.byteps import optimum_s
 
-TCP_SHARE: Final = 0.956  # of the Ethernet frames' rate (docs/predicted-and-measured.md)
 WARM_UP: Final = 2
 
 

@@ -25,11 +25,10 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from shared_cores import TCP_SHARE
 
 from psgc.diagnostics.machine import machine
 from psgc.launch.tables import print_table
-from psgc.plan.inputs.cluster import Cluster, Link
+from psgc.plan.inputs.cluster import TCP_SHARE, Cluster, Link
 from psgc.plan.inputs.profile import load_profile
 
 BENCHMARKS: Final = Path(__file__).parent

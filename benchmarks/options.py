@@ -25,11 +25,11 @@ from typing import Final
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from prediction import SCRIPT, WARM_UP, PredictionError, Timer, call, mean_of, take_profile
-from shared_cores import TCP_SHARE, on_cores
+from shared_cores import on_cores
 
 from psgc.diagnostics.machine import machine
 from psgc.launch.tables import print_table
-from psgc.plan.inputs.cluster import Cluster, Link
+from psgc.plan.inputs.cluster import TCP_SHARE, Cluster, Link
 from psgc.plan.inputs.profile import Profile, load_profile
 from psgc.plan.model.options import OVER_SERVERS, Constraints, encodes, over_groups
 from psgc.plan.model.plan import UNCOMPRESSED, Plan, PlannedBucket, plan_text

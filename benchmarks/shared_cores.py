@@ -11,12 +11,11 @@ from dataclasses import replace
 from typing import Final
 
 from psgc.plan.inputs.carriers import FREE, TCP
-from psgc.plan.inputs.cluster import Cluster, Link
+from psgc.plan.inputs.cluster import TCP_SHARE, Cluster, Link
 from psgc.plan.inputs.profile import Profile
 from psgc.plan.model.options import Constraints
 from psgc.plan.model.problem import Problem, codec_costs
 
-TCP_SHARE: Final = 1448 / 1514  # of an Ethernet frame's bytes, which tbf counts, those that TCP carries
 UNLIMITED_GBPS: Final = 1000.0  # a link that nothing waits for: cores do the moving
 
 

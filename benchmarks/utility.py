@@ -31,12 +31,11 @@ from typing import Any, Final
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 
-from shared_cores import TCP_SHARE
 from testbed import JOB_PORT, Member, Testbed, TestbedError, psgc_job, run_members
 
 from psgc.diagnostics.machine import machine
 from psgc.launch.tables import print_table
-from psgc.plan.inputs.cluster import Cluster, Link
+from psgc.plan.inputs.cluster import TCP_SHARE, Cluster, Link
 from psgc.plan.inputs.profile import Profile, load_profile
 from psgc.plan.whatif.closed_form import powersgd_bytes
 

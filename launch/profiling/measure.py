@@ -20,7 +20,7 @@ from psgc.launch.profiling.links import Measured, fit, fit_group, measure_here, 
 from psgc.launch.topology import Topology, as_detected
 from psgc.launch.topology.describe import links_text
 from psgc.plan.inputs.carriers import TCP
-from psgc.plan.inputs.cluster import Cluster, Link
+from psgc.plan.inputs.cluster import TCP_SHARE, Cluster, Link
 from psgc.plan.inputs.observed import LEAST_ITERATIONS
 from psgc.plan.inputs.profile import Curves, Profile, computed_profile
 from psgc.transport.registry import choices
@@ -178,18 +178,18 @@ def _progress_bar(total: int, shown: bool) -> Iterator[Callable[[str], None]]:
 
 
 def cluster_of(request: Request, found: Profile, topology: Topology) -> tuple[Cluster, dict[str, str]]:
-    """The cluster, and by field a comment that says where its value is from. Between nodes the given link, else the measured one. With a given link each
-    node is such a machine as this, with its GPUs; without one the job's workers and servers share this machine, one worker a node."""
+    """The cluster, and by field a comment that says where its value is from. Between nodes what TCP carries of the given link, else the measured one. With a
+    given link each node is such a machine as this, with its GPUs; without one the job's workers and servers share this machine, one worker a node."""
     measured = next(iter(found.links.values()), None)
     given = request.inter is not None
-    inter = request.inter or measured
+    inter = replace(request.inter, gbps=float(f"{request.inter.gbps * TCP_SHARE:.4g}")) if request.inter else measured
     assert inter is not None, "a cluster needs a link"
     within = measured or inter  # with one worker a node nothing travels there
     source = "links as given to psgc profile" if given else f"psgc profile on {found.hardware}"
     cores = os.cpu_count() or 1
     gpus = len(topology.gpus) if given else 0
     comments = {
-        "inter": "as given" if given else "measured",
+        "inter": f"as given, less frames' headers: TCP carries {TCP_SHARE:.3f} of a link" if given else "measured",
         "cores": "detected" if given else "detected, shared by the workers and servers",
         "intra": "measured between processes of this machine"
         if measured

@@ -94,7 +94,7 @@ def test_a_computed_profile_has_given_links_in_its_cluster(tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
     assert "computed" in done.stdout
     assert len(load_profile(str(path)).tensors) == 32
-    assert (load_cluster(str(cluster)).inter.gbps, load_cluster(str(cluster)).inter.latency_us) == (1, 50)
+    assert (load_cluster(str(cluster)).inter.gbps, load_cluster(str(cluster)).inter.latency_us) == (0.9564, 50), "what TCP carries of it"
 
 
 @pytest.mark.parametrize(

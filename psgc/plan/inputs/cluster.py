@@ -56,6 +56,7 @@ from psgc.processes.pool import threads_of
 
 MOST_MACHINES: Final = 1_000_000  # nodes, servers, or GPUs of a node; a larger number is a typing error
 LEAST_GBPS: Final = 1e-6
+TCP_SHARE: Final = 1448 / 1514  # of what an Ethernet frame of the usual size takes of a link, that which TCP carries
 MOST_THREADS: Final = 1024  # of a process; a larger number is a typing error
 
 
