@@ -8,10 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TOUR = Path(__file__).parent.parent / "examples" / "tour.py"
 WAIT_S = 280
 
 
+@pytest.mark.long  # two minutes; make test-integrations runs the same tour as a notebook
 def test_the_tour_runs_its_commands_and_writes_a_page_with_their_charts(tmp_path: Path) -> None:
     command = [sys.executable, str(TOUR), "--steps", "4", "--link-mbit", "100", "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
