@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 from typing import Any
 
@@ -71,7 +72,10 @@ def main() -> None:
     if options.psgc:
         found["wire_bytes"] = psgc.current_session().statistics()["wire_bytes"]
     if options.json:
-        print(json.dumps({"rank": dist.get_rank(), **found}), flush=True)
+        sys.stdout.write(
+            json.dumps({"rank": dist.get_rank(), **found}) + "\n"
+        )  # at once: torchrun's other process writes to the same pipe, unbuffered
+        sys.stdout.flush()
     elif dist.get_rank() == 0:
         sent = f", {found['wire_bytes'] / options.steps:,.0f} bytes a step and worker" if options.psgc else ""
         how = "psgc" if options.psgc else "DDP"
