@@ -1,18 +1,18 @@
 """The same faults under psgc and under torchft's DDP: what a training of a few workers loses when one of its processes dies or stands still.
 
-    python benchmarks/faults.py                                   all systems and faults, some three minutes
+    python benchmarks/faults.py                                   all systems and faults, some eight minutes
     python benchmarks/faults.py --systems "psgc wait" --faults "kill worker" --json
 
-    systems  psgc wait, psgc shrink: PSGC_ON_WORKER_LOSS with psgc.torch.Elastic; psgc wait spare: with --spares 1; psgc stop: the default, with
-             PSGC_RESTARTS and a checkpoint every EVERY steps; torchft: its DistributedDataParallel over gloo, where torchft is installed, with a
-             lighthouse; this script starts a dead replica again at once, as a cluster's manager would
+    systems  psgc wait, psgc shrink: PSGC_ON_WORKER_LOSS with psgc.torch.Elastic; psgc wait spare: with --spares 1; psgc stop: any death ends the job,
+             which PSGC_RESTARTS starts again from a checkpoint of every EVERY steps; torchft: its DistributedDataParallel over gloo, where torchft is
+             installed, with a lighthouse; this script starts a dead replica again at once, as a cluster's manager would
     faults   kill worker: SIGKILL of rank 1; stop worker: SIGSTOP, and SIGCONT after STOPPED_S; kill server; kill coordinator: the scheduler, torchft's
              lighthouse. torchft has no servers.
 
 Each job trains a small network by Adam, every rank on data that follows from rank and step. Beside the same system's undisturbed job: "lost" is how much
 later the last step came; "again" counts steps that a rank took a second time; "absent" counts contributions that are missing in the means that were
-applied (one for each rank and step); "started" counts processes that were started again; "same" says whether all ranks end with the undisturbed job's
-parameters, bit for bit. A wrong end (a status, ranks that disagree) ends the script.
+applied (one for each rank and step); "started" counts workers' processes that were started again; "same" says whether all ranks end with the
+undisturbed job's parameters, bit for bit. A wrong end (a status, ranks that disagree) ends the script.
 """
 
 from __future__ import annotations
@@ -191,10 +191,10 @@ def light() -> None:
 
 
 class Job:
-    """One training under way. start: starts its processes, which write to the descriptor. started: processes that were started again."""
+    """One training under way. Its processes write to one pipe, whose lines are ``lines``."""
 
     def __init__(self, system: str, steps: int, folder: Path) -> None:
-        self.system, self.started = system, 0
+        self.system = system
         self._work = ("--work", system, "--steps", str(steps))
         self._reads, writes = os.pipe()
         self.lines = os.fdopen(self._reads)
@@ -235,10 +235,8 @@ class Job:
         while not self._ending:
             for rank, replica in list(self._replicas.items()):
                 if replica.poll() not in (None, 0):
-                    self.started += 1
                     self._replicas[rank] = self._start(*self._work, REPLICA=str(rank))
             if self._main.poll() is not None and not self._ending:
-                self.started += 1
                 self._main = self._start("--work", "lighthouse")
             time.sleep(0.02)
 
@@ -322,7 +320,7 @@ def measure(system: str, fault: str, steps: int) -> tuple[Row, set[str]]:
                 break
         if len(found) < (1 if system == "psgc shrink" else RANKS):  # there, a rank may come back too late
             raise Failed(f"{system}, {fault or 'undisturbed'}: ended after {len(taken)} steps of ranks\n{job.said}")
-        started = sum(map(len, pids.values())) - RANKS + (fault in ("kill server", "kill coordinator"))
+        started = sum(map(len, pids.values())) - RANKS
     if len(set(found.values())) != 1:
         raise Failed(f"{system}, {fault or 'undisturbed'}: ranks ended with different parameters")
     again, absent = sum(count - 1 for count in taken.values()), sum(RANKS - count for count in parts.values())

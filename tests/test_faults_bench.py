@@ -18,7 +18,10 @@ def test_unknown_systems_and_faults_are_named_in_a_line() -> None:
         text=True,
     )
     assert found.returncode == 2
-    assert "horovod, flood: expected systems out of psgc wait, psgc stop, torchft and faults out of kill worker" in found.stderr
+    assert (
+        "horovod, flood: expected systems out of psgc wait, psgc wait spare, psgc shrink, psgc stop, torchft and faults out of"
+        in found.stderr
+    )
 
 
 @pytest.mark.parametrize(("system", "again"), [("psgc wait", (0, 2)), pytest.param("psgc stop", (2, 60), marks=pytest.mark.long)])

@@ -132,7 +132,8 @@ class Elastic:
         return None
 
     def _begin(self, step: int, ended: bool = False, updates: int = 0) -> None:
-        """updates: that another rank, whose state this is, has made in this step."""
+        """updates: that another rank, whose state this is, has made in this step; the script's own are left out."""
+        self._optimizer._psgc_updated = updates
         self._attendance.begin(step)
         if self._followed or step == 0:  # else only what is wrong with it is found
             beginning = replace(self._state.beginning(step, ended, self._attendance.ranks), updates=updates)

@@ -114,7 +114,6 @@ class TrainingState:
         for name, of in self._extra.items():
             of.load_state_dict(_like(kept["extra"][name], of.state_dict()))
         self._optimizer._psgc_gradients.exchange.last.follow(kept["last"])
-        self._optimizer._psgc_updated = whole["updates"]
         self._session.catch_up(Progress(kept["steps"], kept["barriers"]))
         return Beginning(
             whole["step"], whole["kept"], whole["buffers"], whole["ended"], whole["updates"], self._options(), tuple(whole["members"])

@@ -33,9 +33,7 @@ class Distributed(torch.optim.Optimizer):
     _psgc_gradients: BackwardGradients
     _psgc_names: dict[torch.Tensor, str]
     _psgc_completing: Completing
-    _psgc_updated: int = (
-        0  # so many of the next updates have been made already: parameters and state are those of another rank (psgc.torch.Elastic)
-    )
+    _psgc_updated: int = 0  # so many of the next updates have been made already, in another rank's state (psgc.torch.Elastic)
 
     def _psgc_join(
         self, session: Session, names: dict[torch.Tensor, str], choice: Choice, passes: int,

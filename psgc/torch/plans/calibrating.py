@@ -22,11 +22,11 @@ from psgc.plan.inputs.profile import CostCurve, Curves
 SIZES: Final = (1 << 12, 1 << 16, 1 << 20)  # elements
 PAYLOADS: Final = (1, 2, 4)  # of a server's passes
 SUMMED: Final = 1 << 22  # elements: more than caches hold
-REPEATS: Final = 3
+REPEATS: Final = 3  # of codecs' passes the median counts; of copies and sums the least, since what interrupts one only adds
 
 
 def measured_curves(codecs: Sequence[str]) -> Curves:
-    """Curves by codec, as ``psgc.plan.inputs.profile`` describes them. Some 50 ms of CPU time for each codec."""
+    """Curves by codec, as ``psgc.plan.inputs.profile`` describes them. Some 0.1 s of CPU time for each codec."""
     return {text: _curves(parse_codec(text)) for text in codecs}
 
 
