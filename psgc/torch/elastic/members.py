@@ -33,8 +33,8 @@ class Members:
 
     @property
     def shard(self) -> tuple[int, int]:
-        """This rank's number among them, and how many there are: which part of the data is its own. A rank that has just come back is among them at the second step
-        after that at the latest; until then its part is another rank's, too."""
+        """This rank's number among them, and how many there are: which part of the data is its own. A rank that has just come back is among them at the
+        second step after that at the latest; until then its part is another rank's, too."""
         count = len(self.ranks)
         return (self.ranks.index(self.rank) if self.rank in self.ranks else self.rank % count), count
 
