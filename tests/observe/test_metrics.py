@@ -136,9 +136,8 @@ def test_each_role_of_a_running_job_is_scraped_and_all_ways_to_look_agree(
         assert time.monotonic() < until, first
         time.sleep(0.2)
     server, scheduler = scraped(port + 100), scraped(port)
-    while not any(
-        name == "psgc_members" for name, _ in scheduler
-    ):  # what serves it is a process of its own, which has to hear of the job first
+    while not any(name == "psgc_silent_seconds" and 'member="rank 1"' in labels for name, labels in scheduler):
+        # what serves it is a process of its own, which hears of each member in turn
         assert time.monotonic() < until, scheduler
         time.sleep(0.2)
         scheduler = scraped(port)
