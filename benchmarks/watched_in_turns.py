@@ -1,10 +1,10 @@
 """What metrics cost a job: two jobs, one with PSGC_METRICS_PORT and scraped once a second, one without, take turns of about a second on one machine.
 
-    python benchmarks/watched_in_turns.py [--rounds 4] [--pairs 20] [--codec int8] [--port 9400] [--json]
+    python benchmarks/watched_in_turns.py [--rounds 4] [--pairs 20] [--every 1] [--codec int8] [--port 9400] [--json]
 
 Each round starts both jobs (2 workers and 1 server; a network of 1.9 M parameters) and has them train in turns; the one that does not train sleeps. The
-order within a pair changes from pair to pair. All of the scraped job's endpoints are read once in each of its turns: the scheduler's, the workers' and the
-server's; what the reader takes is on its account. Two jobs differ by themselves, as memory happens to lie: hence the rounds.
+order within a pair changes from pair to pair, and which job starts first from round to round. All of the scraped job's endpoints are read once in each of its turns, or in every so many (``--every 15``: each
+15 s of its training, as Prometheus is mostly told to): the scheduler's, the workers' and the server's; what the reader takes is on its account. Two jobs differ by themselves, as memory happens to lie: hence the rounds.
 
 Prints the median over all pairs of (step with) / (step without), with a 95 % interval of the median by order statistics, and each round's own median; and
 the same of the processor time that all processes of a job take for a step, which other work on the machine disturbs less.
@@ -97,12 +97,12 @@ class Taking:
                 pids.extend(map(int, (task / "children").read_text().split()))
         return found / 1e9
 
-    def turn(self, steps: int, expected_s: float) -> tuple[float, float]:
-        """Rank 0's mean step and the job's processor time for a step, in seconds, over so many steps, in the midst of which the endpoints are read."""
+    def turn(self, steps: int, expected_s: float, *, read: bool) -> tuple[float, float]:
+        """Rank 0's mean step and the job's processor time for a step, in seconds, over so many steps. read: the endpoints, in the midst of them."""
         before = self.cpu_s()
         for words in self.ranks:
             print(steps, file=words, flush=True)
-        reader = threading.Timer(expected_s / 3, self.read)
+        reader = threading.Timer(expected_s / 3, self.read if read else lambda: None)
         reader.start()
         took = [json.loads(words.readline()) for words in self.ranks]
         reader.join()
@@ -126,22 +126,22 @@ class Taking:
 Turn = tuple[float, float]  # a step, and its processor time
 
 
-def one_round(port: int, codec: str, pairs: int) -> list[tuple[Turn, Turn]]:
+def one_round(port: int, codec: str, pairs: int, every: int, *, watched_first: bool) -> list[tuple[Turn, Turn]]:
     """With and without, of each pair of turns."""
     clean = {name: text for name, text in os.environ.items() if not name.startswith(("PSGC_", "DMLC_", "BYTEPS_"))}
     endpoints = [port, *(port + OF_WORKERS + rank for rank in range(WORKERS)), port + OF_SERVERS]
     with ExitStack() as ends:
-        jobs = []
-        for watched in (True, False):
-            job = Taking(clean | ({"PSGC_METRICS_PORT": str(port)} if watched else {}), codec, endpoints if watched else ())
-            ends.callback(job.end)
-            jobs.append(job)
-        step_s = max(job.turn(WARM_STEPS, TURN_S)[0] for job in jobs)
+        of = {}
+        for watched in (watched_first, not watched_first):
+            of[watched] = Taking(clean | ({"PSGC_METRICS_PORT": str(port)} if watched else {}), codec, endpoints if watched else ())
+            ends.callback(of[watched].end)
+        jobs = [of[True], of[False]]
+        step_s = max(job.turn(WARM_STEPS, TURN_S, read=True)[0] for job in jobs)
         steps = max(1, round(TURN_S / step_s))
         found = []
         for number in range(pairs):
             order = jobs if number % 2 else jobs[::-1]
-            took = {id(job): job.turn(steps, steps * step_s) for job in order}
+            took = {id(job): job.turn(steps, steps * step_s, read=number % every == every // 2) for job in order}
             found.append((took[id(jobs[0])], took[id(jobs[1])]))
         return found
 
@@ -150,6 +150,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--pairs", type=int, default=20, help="of turns, in each round")
+    parser.add_argument("--every", type=int, default=1, help="turns of the scraped job, of a second each, from one scrape to the next")
     parser.add_argument("--codec", default="int8")
     parser.add_argument("--port", type=int, default=9400, help="PSGC_METRICS_PORT of the scraped job")
     parser.add_argument("--json", action="store_true")
@@ -160,10 +161,10 @@ def main() -> None:
         return
     rounds = []
     for number in range(1, options.rounds + 1):
-        rounds.append(one_round(options.port, options.codec, options.pairs))
+        rounds.append(one_round(options.port, options.codec, options.pairs, max(1, options.every), watched_first=number % 2 == 1))
         median = statistics.median(watched[0] / plain[0] for watched, plain in rounds[-1])
         print(f"round {number} of {options.rounds}: a step with / without {median:.4f}", file=sys.stderr, flush=True)
-    found: dict[str, Any] = {"pairs": sum(map(len, rounds)), "codec": options.codec, "machine": machine()}
+    found: dict[str, Any] = {"pairs": sum(map(len, rounds)), "codec": options.codec, "every": options.every, "machine": machine()}
     for number, name in enumerate(("step", "cpu")):
         ratios = [[watched[number] / plain[number] for watched, plain in of_round] for of_round in rounds]
         low, high = interval([ratio for of_round in ratios for ratio in of_round])

@@ -198,11 +198,13 @@ VICTIMS = {
 }
 
 
-def kill_one(hosts: Sshd, victim: str, seed: int) -> tuple[int, str]:
+def kill_one(hosts: Sshd, victim: str, seed: int) -> tuple[int, str, float]:
+    """The launcher's status and last words, and the seconds from the kill until nothing was left on any host."""
     popen = hosts.run(
         ["alpha slots=2", "beta slots=2"], command=[*JOB, *FOREVER], PSGC_ON_SERVER_LOSS="stop", PSGC_ON_SCHEDULER_LOSS="stop"
     )
     await_line(popen, "joined job 0", 4)
+    began = time.monotonic()
     if victim == "launcher":
         os.kill(popen.pid, signal.SIGKILL)
     else:
@@ -215,7 +217,7 @@ def kill_one(hosts: Sshd, victim: str, seed: int) -> tuple[int, str]:
     while hosts.launched.left() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not hosts.launched.left()
-    return status, err
+    return status, err, time.monotonic() - began
 
 
 @needs_sshd
@@ -224,7 +226,7 @@ def kill_one(hosts: Sshd, victim: str, seed: int) -> tuple[int, str]:
     "worker", "ssh", "launcher", *(pytest.param(name, marks=pytest.mark.long) for name in ("server", "scheduler", "host")),
 ])  # fmt: skip
 def test_any_process_killed_ends_the_job_everywhere_with_a_line(hosts: Sshd, victim: str) -> None:
-    status, err = kill_one(hosts, victim, 0)
+    status, err, _ = kill_one(hosts, victim, 0)
     assert status not in (0, 2), err
     if victim != "launcher":
         assert re.search(r"psgc run: (alpha|beta)\b.*$", err.splitlines()[-1]), err
@@ -234,7 +236,10 @@ def test_any_process_killed_ends_the_job_everywhere_with_a_line(hosts: Sshd, vic
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(20))
 def test_random_kills_leave_nothing(hosts: Sshd, seed: int) -> None:
-    assert kill_one(hosts, random.Random(seed).choice([*VICTIMS, "launcher"]), seed)[0] != 0
+    victim = random.Random(seed).choice([*VICTIMS, "launcher"])
+    status, _, took_s = kill_one(hosts, victim, seed)
+    assert status != 0
+    print(f"{victim} killed: nothing is left after {took_s:.1f} s")
 
 
 @needs_sshd
