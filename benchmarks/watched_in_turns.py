@@ -3,8 +3,9 @@
     python benchmarks/watched_in_turns.py [--rounds 4] [--pairs 20] [--every 1] [--codec int8] [--port 9400] [--json]
 
 Each round starts both jobs (2 workers and 1 server; a network of 1.9 M parameters) and has them train in turns; the one that does not train sleeps. The
-order within a pair changes from pair to pair, and which job starts first from round to round. All of the scraped job's endpoints are read once in each of its turns, or in every so many (``--every 15``: each
-15 s of its training, as Prometheus is mostly told to): the scheduler's, the workers' and the server's; what the reader takes is on its account. Two jobs differ by themselves, as memory happens to lie: hence the rounds.
+order within a pair changes from pair to pair, and which job starts first from round to round. All of the scraped job's endpoints (the scheduler's, the
+workers' and the server's) are read once in each of its turns, or in every so many (``--every 15``: each 15 s of its training, as Prometheus is mostly told
+to); what the reader takes is on its account. Two jobs differ by themselves, as memory happens to lie: hence the rounds.
 
 Prints the median over all pairs of (step with) / (step without), with a 95 % interval of the median by order statistics, and each round's own median; and
 the same of the processor time that all processes of a job take for a step, which other work on the machine disturbs less.

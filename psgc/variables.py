@@ -425,6 +425,7 @@ LAUNCHER_VARIABLES: Final = {
     "PSGC_CUDA_DEVICES": "CUDA_VISIBLE_DEVICES of each worker: `inherited` (default), `listed`: NVIDIA_VISIBLE_DEVICES, `own`: one, the worker's",
     "PSGC_INTERFACES": "this machine's interfaces, as in `eth0,eth1`: DMLC_NODE_HOST of its local ranks and servers, in turn; auto: nearest to its GPU",
     "PSGC_LOCAL_SERVERS": "servers that psgc-launch starts here, if this machine's role is server or joint; default: 1, or one for each of PSGC_INTERFACES",
+    "PSGC_SPARES": "processes that wait on each machine, with imports done, to take dead workers' places (PSGC_ON_WORKER_LOSS=wait or shrink); default: 0",
     "PSGC_RESTARTS": "how many times a job that failed is started again; set it on every machine; default: 0",
     "PSGC_RESTART": "set by the launcher with PSGC_RESTARTS: how many times this job was started again so far",
     "BYTEPS_ENABLE_GDB": "1: each worker runs under gdb, which prints a backtrace if it crashes",

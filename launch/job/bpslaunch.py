@@ -18,7 +18,7 @@ from psgc.launch.job.batch_signals import ignore_scripts, passing_on, run_in_ste
 from psgc.launch.job.clusters import completed
 from psgc.launch.job.cores import cores_of_ranks, described, near_memory
 from psgc.launch.job.devices import local_size, seen_devices
-from psgc.launch.job.interpreter import check_command, note_on, words_of
+from psgc.launch.job.interpreter import check_command, check_spares, note_on, spares_of, words_of
 from psgc.launch.job.node_addresses import address_of, await_name
 from psgc.launch.job.restarts import await_the_end, restarts_of, run_again
 from psgc.launch.job.role import run_role
@@ -183,7 +183,7 @@ def _run_machine(roles: Sequence[str], command: list[str], env: Mapping[str, str
     as_byteps = str(FOLDER) in env.get("PYTHONPATH", "").split(os.pathsep)  # the job's environment is this process's
     return run_job(
         command, workers=size, servers=config.servers, program="psgc-launch", cores=cores, as_byteps=as_byteps, before=near_memory(cores),
-        more={name: env[name] for name in ("PSGC_RESTART",) if name in env},
+        more={name: env[name] for name in ("PSGC_RESTART",) if name in env}, spares=spares_of(env),
     )  # fmt: skip
 
 
@@ -215,6 +215,7 @@ def _run_members(
     workers, env = "worker" in roles, {**env, "DMLC_ROLE": roles[-1]}
     size = local_size(env) if workers else 0
     cores: list[list[int]] = []
+    spares = spares_of(env) if workers else 0
     if workers:
         env |= told(env, size, detect)
         command, cores = _command(command, env), _cores(env, size)
@@ -231,6 +232,7 @@ def _run_members(
 
     own = Config.from_env(of_machine(env), role="worker" if workers else roles[-1])
     count = len(servers) + size + ("scheduler" in roles)
+    check_spares(command, spares, "stop" if own.solo else own.on_worker_loss)
     alone = _one_machine(env)
     # On one node the services end once the workers have; of several, other nodes' workers may still need them.
     ends_with_workers = own.nodes == 1
@@ -264,7 +266,9 @@ def _run_members(
             configs[name] = config
             on_loss = "stop" if config.solo else config.on_worker_loss
             again, spared = on_loss != "stop", on_loss == "shrink"
-            _start(supervisor, name, [*near, *command], full, cores=cores[local_rank], replaced=again, spared=spared)
+            _start(supervisor, name, command, full, cores=cores[local_rank], replaced=again, spared=spared, before=near)
+        if spares:
+            supervisor.keep_spares(spares, command[0], {**env, **shared_cores(env, size, pinned=any(cores)), "PYTHONUNBUFFERED": "1"})
         return supervisor.run()
 
 
@@ -344,9 +348,11 @@ def _start_scheduler(supervisor: Supervisor, env: Mapping[str, str], config: Con
 
 def _start(
     supervisor: Supervisor, name: str, command: list[str], env: Mapping[str, str], *, keep_memory: bool = False, cores: Iterable[int] = (),
-    service: bool = False, replaced: bool = False, spared: bool = False,
+    service: bool = False, replaced: bool = False, spared: bool = False, before: Sequence[str] = (),
 ) -> Child:  # fmt: skip
     try:
-        return supervisor.start(name, command, env, keep_memory=keep_memory, cores=cores, service=service, replaced=replaced, spared=spared)
+        return supervisor.start(
+            name, command, env, keep_memory=keep_memory, cores=cores, service=service, replaced=replaced, spared=spared, before=before
+        )
     except OSError as error:
         raise PsgcError(f"cannot start {name}: {error}; see `ulimit -u -n`") from None

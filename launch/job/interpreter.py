@@ -7,7 +7,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from psgc.errors import UsageError
@@ -46,16 +46,26 @@ def words_of(command: Sequence[str]) -> list[str]:
     return words
 
 
+def spares_of(env: Mapping[str, str]) -> int:
+    """PSGC_SPARES: how many processes are to wait on each machine. Raises UsageError."""
+    text = env.get("PSGC_SPARES", "").strip() or "0"
+    if not text.isdecimal():
+        raise UsageError(f"PSGC_SPARES={text}: expected how many processes are to wait on each machine, 0 or more")
+    return int(text)
+
+
 def check_spares(command: Sequence[str], spares: int, on_loss: str) -> None:
     """Raise UsageError where processes that wait with their imports done could not become the command."""
+    if spares < 0:
+        raise UsageError(f"run: --spares {spares}: expected how many processes are to wait, 0 or more")
+    if not spares:
+        return
     if on_loss == "stop":
-        raise UsageError(
-            f"run: --spares {spares} has no effect where a worker's death ends the job; set PSGC_ON_WORKER_LOSS to wait or shrink"
-        )
+        raise UsageError(f"{spares} spares have no effect where a worker's death ends the job; set PSGC_ON_WORKER_LOSS to wait or shrink")
     script = command[1] if len(command) > 1 else ""
-    if spares < 0 or not re.fullmatch(r"python[\d.]*", os.path.basename(command[0])) or not (script == "-m" or script.endswith(".py")):
+    if not re.fullmatch(r"python[\d.]*", os.path.basename(command[0])) or not (script == "-m" or script.endswith(".py")):
         raise UsageError(
-            f"run: --spares {spares}: expected a number, at least 0, and a command `python SCRIPT.py ...` or `python -m MODULE ...`"
+            f"{spares} spares: expected a command that a waiting Python can become, `python SCRIPT.py ...` or `python -m MODULE ...`, got `{command[0]}`"
         )
 
 

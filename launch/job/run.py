@@ -80,8 +80,7 @@ def run_job(command: Sequence[str], *, workers: int = 2, servers: int = 1, nodes
         )
     if config.encrypt:
         encryption.require()
-    if spares:
-        check_spares(command, spares, config.on_worker_loss)
+    check_spares(command, spares, config.on_worker_loss)
     if note := note_on(command):
         print(f"{program}: {note}", file=sys.stderr)
     prepare([codec] if codec else [])
@@ -103,7 +102,7 @@ def run_job(command: Sequence[str], *, workers: int = 2, servers: int = 1, nodes
                 config.on_worker_loss,
             )  # fmt: skip
             if spares:
-                supervisor.keep_spares(spares, [command[0], "-m", "psgc.launch.job.spare"], env, links_of)
+                supervisor.keep_spares(spares, command[0], env, links_of)
         except OSError as error:
             raise PsgcError(f"run: cannot start process {len(supervisor.children) + 1} of the job: {error}; see `ulimit -u -n`") from None
         return supervisor.run()
@@ -151,14 +150,14 @@ def _start_workers(
                 "BYTEPS_LOCAL_RANK": str(local_rank), "BYTEPS_LOCAL_SIZE": str(local_size),
             }  # fmt: skip
             rank = int(worker["RANK"])
-            words = [*before[rank], *command] if before else command
             supervisor.start(
                 f"worker {rank}",
-                words,
+                command,
                 {**worker, **seen_devices(env, rank)},
                 who=f"rank {rank}",
                 cores=cores[rank] if cores else (),
                 pass_fds=fds,
+                before=before[rank] if before else (),
                 replaced=on_loss != "stop",
                 spared=on_loss == "shrink",
             )

@@ -122,10 +122,11 @@ class Supervisor:
         self, name: str, command: Sequence[str], env: Mapping[str, str], *, who: str = "", service: bool = False,
         keep_memory: bool = False, pass_fds: Iterable[int] = (), cores: Iterable[int] = (), stdin: int = subprocess.DEVNULL,
         notes: Callable[[str], None] | None = None, replaced: bool = False, spared: bool = False, estate: Sequence[IO[bytes] | socket.socket] = (),
+        before: Sequence[str] = (),
     ) -> Child:  # fmt: skip
-        """Start one process in a session of its own. who: in sentences; default: its name, until it has joined as some rank. keep_memory: it is a server, which
-        may be started again; ``pass_fds`` stay open until the job's end. replaced: it is a worker, which may be started again; so are its ``pass_fds``.
-        spared: it is a worker without which the others go on.
+        """Start one process in a session of its own. before: words before the command, which a spare process in its place does without. who: in sentences;
+        default: its name, until it has joined as some rank. keep_memory: it is a server, which may be started again; ``pass_fds`` stay open until the job's
+        end. replaced: it is a worker, which may be started again; so are its ``pass_fds``. spared: it is a worker without which the others go on.
         estate: it is a scheduler, which may be started again with these, its journal and its listening socket; they are the child's from now on.
 
         service: it ends by itself when all others have. notes: takes what its stderr has for the launcher. Raises OSError."""
@@ -141,7 +142,7 @@ class Supervisor:
                 spare.start_again = begin
                 return spare
             return Child.start(
-                name, command, own, relays, who=who, service=service, keep_memory=keep_memory, pass_fds=pass_fds, cores=cores, stdin=stdin,
+                name, [*before, *command], own, relays, who=who, service=service, keep_memory=keep_memory, pass_fds=pass_fds, cores=cores, stdin=stdin,
                 keeper=keeper, start_again=begin if keep_memory or replaced or estate else None, estate=estate,
             )  # fmt: skip
 
@@ -154,10 +155,9 @@ class Supervisor:
         self._watch(child)
         return child
 
-    def keep_spares(self, count: int, command: Sequence[str], env: Mapping[str, str], pass_fds: Iterable[int] = ()) -> None:
-        """Have so many processes wait for workers' places, once everyone has joined, so that the start is nobody's loss. command: reads its task as
-        ``psgc.launch.job.spare`` does."""
-        pass_fds = list(pass_fds)
+    def keep_spares(self, count: int, interpreter: str, env: Mapping[str, str], pass_fds: Iterable[int] = ()) -> None:
+        """Have so many processes (``psgc.launch.job.spare``) wait for workers' places, once everyone has joined, so that the start is nobody's loss."""
+        pass_fds, command = list(pass_fds), [interpreter, "-m", "psgc.launch.job.spare"]
 
         def begin(number: int) -> Child:
             name = f"spare {number}"

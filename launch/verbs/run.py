@@ -40,8 +40,12 @@ def run(
         ),
     ] = None,
     spares: Annotated[
-        int, typer.Option(help="Processes that wait, with imports done, to take dead workers' places (PSGC_ON_WORKER_LOSS=wait or shrink).")
-    ] = 0,
+        int | None,
+        typer.Option(
+            help="Processes that wait, with imports done, to take dead workers' places (PSGC_ON_WORKER_LOSS=wait or shrink); with --hostfile on "
+            "each host. Default: PSGC_SPARES, or 0."
+        ),
+    ] = None,
     as_byteps: Annotated[bool, typer.Option("--as-byteps", help="CMD's `import byteps.torch` is psgc.")] = False,
     prefix: Annotated[bool, typer.Option("--prefix/--no-prefix", help="Prefix each line with its process.")] = True,
     hostfile: Annotated[
@@ -77,6 +81,7 @@ def run(
     Example: psgc run --hostfile hosts --codec int8 -- python train.py
     """
     from psgc.errors import UsageError
+    from psgc.launch.job.interpreter import spares_of
     from psgc.launch.job.restarts import restarts_of, run_again
 
     over_ssh = {
@@ -84,7 +89,7 @@ def run(
         "--remote-python": remote_python, "--server-hostfile": server_hostfile,
     }  # fmt: skip
     if hostfile or worker_hostfile:
-        for name, given in {"--nodes": nodes, "--link-mbit": link_mbit, "--spares": spares or None}.items():
+        for name, given in {"--nodes": nodes, "--link-mbit": link_mbit}.items():
             if given is not None:
                 raise UsageError(f"run: {name} {given:g} is for jobs on this machine alone; leave it out, or the hosts' file")
         from psgc.launch.job.hosts import Way, forwarded, run_hosts
@@ -96,7 +101,8 @@ def run(
         places = _places(hostfile, worker_hostfile, server_hostfile, scheduler_ip, workers, servers)
 
         def on_hosts(more: dict[str, str]) -> int:
-            return run_hosts(command or [], places, way, codec=codec, plan=plan, layout_out=layout_out, as_byteps=as_byteps, more=more)
+            told = more if spares is None else {**more, "PSGC_SPARES": str(spares)}
+            return run_hosts(command or [], places, way, codec=codec, plan=plan, layout_out=layout_out, as_byteps=as_byteps, more=told)
 
         sys.exit(run_again(on_hosts, restarts_of(os.environ), "psgc run"))
     for name, value in over_ssh.items():
@@ -107,7 +113,8 @@ def run(
     def once(more: dict[str, str]) -> int:
         return run_job(
             command or [], workers=2 if workers is None else workers, servers=1 if servers is None else servers, nodes=nodes, codec=codec, plan=plan,
-            layout_out=layout_out, link_mbit=link_mbit, prefix=prefix, as_byteps=as_byteps, more=more, spares=spares,
+            layout_out=layout_out, link_mbit=link_mbit, prefix=prefix, as_byteps=as_byteps, more=more,
+            spares=spares_of(os.environ) if spares is None else spares,
         )  # fmt: skip
 
     sys.exit(run_again(once, restarts_of(os.environ), "psgc run"))

@@ -1,9 +1,10 @@
-"""Processes that wait, with imports done, to take dead workers' places (``psgc run --spares``)."""
+"""Processes that wait, with imports done, to take dead workers' places (``psgc run --spares``, PSGC_SPARES)."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from psgc.launch.job.ranks import free_port
 from tests.launch.killing import children
 from tests.launch.test_worker_loss import JOB, SAYS, WAIT
 
@@ -58,13 +60,22 @@ def test_a_spare_that_is_told_nothing_ends_without_a_word() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def train(launched: Any, kills: Sequence[int], **env: str) -> tuple[set[tuple[str, str]], set[str], str]:
+def train(launched: Any, folder: Path, kills: Sequence[int], launcher: str) -> tuple[set[tuple[str, str]], set[str], str]:
     """Steps and losses, what was found at the end, and stderr. kills: steps after which rank 1 is killed."""
     command = (sys.executable, JOB, "30", "none", "0.01")
-    popen = launched.psgc("run", "--no-prefix", "--spares", "1", "--workers", "2", "--", *command, **WAIT, **env)
+    if launcher == "psgc run":
+        popen = launched.psgc("run", "--no-prefix", "--spares", "1", "--workers", "2", "--", *command, **WAIT)
+    elif launcher == "--hostfile":
+        (folder / "hosts").write_text("localhost slots=2\n")
+        near = ("--ssh", "/no/ssh", "--start-timeout", "200", "--hostfile", str(folder / "hosts"))
+        popen = launched.psgc("run", *near, "--spares", "1", "--", *command, **WAIT)
+    else:
+        machine = {"DMLC_ROLE": "scheduler,server,worker", "DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": "1", "DMLC_WORKER_ID": "0", "BYTEPS_LOCAL_SIZE": "2",
+                   "BYTEPS_FORCE_DISTRIBUTED": "1", "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(free_port())}  # fmt: skip
+        popen = launched.psgc_launch(*command, PSGC_SPARES="1", **machine, **WAIT)
     said, found, left = set(), set(), list(kills)
     for line in popen.stdout:
-        if match := SAYS.match(line):
+        if match := SAYS.match(re.sub(r"^(\[[^]]*\] )*", "", line)):
             said.add((match[2], match[3]))
             if left and match[1] == "1" and int(match[2]) >= left[0]:
                 os.kill(int(match[4]), signal.SIGKILL)
@@ -77,8 +88,9 @@ def train(launched: Any, kills: Sequence[int], **env: str) -> tuple[set[tuple[st
     return said, found, err
 
 
-def test_spares_take_dead_workers_places_one_after_the_other_and_change_nothing(launched: Any) -> None:
-    plain, killed = train(launched, ()), train(launched, (5, 16))
+@pytest.mark.parametrize("launcher", ["psgc run", "--hostfile", "psgc-launch"])
+def test_spares_take_dead_workers_places_one_after_the_other_and_change_nothing(launched: Any, tmp_path: Path, launcher: str) -> None:
+    plain, killed = train(launched, tmp_path, (), launcher), train(launched, tmp_path, (5, 16), launcher)
     assert killed[2].count("; a spare process takes its place") == 2, killed[2]
     assert plain[:2] == killed[:2] and len(killed[1]) == 1
     assert "spare" not in plain[2], "those that were not needed end with the job"
@@ -95,18 +107,17 @@ def test_a_spare_that_dies_ends_nothing(launched: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "env", "words"),
+    ("spares", "command", "env", "words"),
     [
-        (
-            (sys.executable, JOB),
-            {},
-            "--spares 1 has no effect where a worker's death ends the job; set PSGC_ON_WORKER_LOSS to wait or shrink",
-        ),
-        (("sh", "-c", "true"), WAIT, "expected a number, at least 0, and a command `python SCRIPT.py ...` or `python -m MODULE ...`"),
+        ("1", (sys.executable, JOB), {}, "1 spares have no effect where a worker's death ends the job; set PSGC_ON_WORKER_LOSS to wait or shrink"),
+        ("1", ("sh", "-c", "true"), WAIT, "expected a command that a waiting Python can become, `python SCRIPT.py ...` or `python -m MODULE ...`, got `sh`"),
+        ("-1", (sys.executable, JOB), WAIT, "run: --spares -1: expected how many processes are to wait, 0 or more"),
+        ("", (sys.executable, JOB), {**WAIT, "PSGC_SPARES": "some"}, "PSGC_SPARES=some: expected how many processes are to wait on each machine, 0 or more"),
     ],
-)
+)  # fmt: skip
 def test_what_spares_cannot_do_is_refused_before_anything_starts(
-    launched: Any, command: Sequence[str], env: dict[str, str], words: str
+    launched: Any, spares: str, command: Sequence[str], env: dict[str, str], words: str
 ) -> None:
-    status, _, err = launched.end(launched.psgc("run", "--spares", "1", "--", *command, **env))
+    asked = ("--spares", spares) if spares else ()
+    status, _, err = launched.end(launched.psgc("run", *asked, "--", *command, **env))
     assert status == 2 and words in err and len(err.strip().splitlines()) == 1, err
