@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -80,11 +82,47 @@ def test_the_newest_whole_ones_stay(tmp_path: Path) -> None:
     assert left == ["of another's", "step-000000000007", "step-000000000012", "step-000000000900"], "what may be under way stays"
 
 
-def test_a_step_that_is_there_is_not_written_over_and_a_save_that_fails_says_so(tmp_path: Path) -> None:
+def test_a_run_that_goes_back_keeps_what_it_has_just_written_and_goes_on_from_that(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for step in (50, 90, 100):
+        checkpoints.save(step, {"values": torch.full((50_000,), float(step))})
+    again = Checkpoints(tmp_path, keep=2)  # another process, which goes back
+    assert values(again.save(60, {"values": torch.full((50_000,), 60.5)})) == 60.5
+    assert again.steps() == [60, 100]
+    assert again.latest() == tmp_path / "step-000000000060"
+    assert values(again.async_save(100, {"values": torch.full((50_000,), 100.5)}).result()) == 100.5, "a step of the run that was given up"
+    assert again.steps() == [60, 100]
+    again.save(70, {"values": torch.full((50_000,), 70.5)})
+    assert Checkpoints(tmp_path).steps() == [70, 100]
+    assert values(Checkpoints(tmp_path).latest()) == 70.5
+
+
+def test_the_order_of_saves_is_kept_by_a_copy_and_folders_without_one_come_first(tmp_path: Path) -> None:
+    for step in (90, 100):
+        dcp.save({"values": torch.full((50_000,), float(step))}, checkpoint_id=tmp_path / "run" / f"step-{step:012d}")
+    checkpoints = Checkpoints(tmp_path / "run", keep=3)
+    assert checkpoints.latest() == tmp_path / "run" / "step-000000000100"
+    checkpoints.save(60, {"values": torch.full((50_000,), 60.0)})
+    checkpoints.save(55, {"values": torch.full((50_000,), 55.0)})
+    assert checkpoints.steps() == [55, 60, 100]
+    shutil.copytree(tmp_path / "run", tmp_path / "copy", copy_function=shutil.copyfile)
+    for path, age in zip(sorted((tmp_path / "copy").iterdir()), (1, 2, 3), strict=True):
+        os.utime(path / ".metadata", (age, age))
+    assert Checkpoints(tmp_path / "copy").latest() == tmp_path / "copy" / "step-000000000055"
+
+
+def test_what_an_interrupted_save_of_a_run_that_was_given_up_left_is_removed(tmp_path: Path) -> None:
+    Checkpoints(tmp_path).save(90, {"values": torch.zeros(50_000)})
+    assert save(tmp_path, "finish", "at once", 100) == -signal.SIGKILL
+    Checkpoints(tmp_path).save(60, {"values": torch.zeros(50_000)})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000000000060", "step-000000000090"]
+
+
+def test_the_latest_is_not_written_over_and_a_save_that_fails_says_so(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(3, {"values": torch.zeros(50_000)})
     for write in (checkpoints.save, checkpoints.async_save):
-        with pytest.raises(UsageError, match="is there already"):
+        with pytest.raises(UsageError, match="is the latest there"):
             write(3, {"values": torch.ones(50_000)})
     assert values(checkpoints.latest()) == 0
     with pytest.raises(UsageError, match="keep=0"):

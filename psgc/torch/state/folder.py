@@ -1,13 +1,15 @@
 """A folder of checkpoints of ``torch.distributed.checkpoint``, in which a save that is interrupted never replaces a whole one.
 
-    FOLDER/step-000000000120/.metadata, __0_0.distcp, ...
+    FOLDER/step-000000000120/.metadata, .order, __0_0.distcp, ...
 
 Each step has a folder of its own. torch writes ``.metadata`` last, once every rank has written its own, and by renaming: a folder that has it is whole.
-Older ones are removed once a newer one is whole.
+Older ones are removed once a newer one is whole. Which is newer says ``.order``, a number that grows from save to save, not the step: a run may go back to an
+earlier step. Nor does the files' age, which is lost when a folder is copied, and differs between hosts' clocks.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -24,6 +26,7 @@ from psgc.processes.checkpoints import saving
 from psgc.torch.session import api
 
 WHOLE: Final = ".metadata"
+ORDER: Final = ".order"
 NAME: Final = "step-{:012d}"
 NAMED: Final = re.compile(r"step-(\d{12,})")
 
@@ -39,7 +42,8 @@ class Checkpoints:
             torch.distributed.checkpoint.load(state, checkpoint_id=latest)
             psgc.load_state_dict(optimizer, latest)
 
-    keep: how many whole ones stay, at least 1. A job of several workers needs torch.distributed's process group
+    keep: how many whole ones stay, at least 1: those that were written last. A run that goes back to an earlier step and saves there has its own saves as
+    the newest; the later steps of the run that it gave up are the older ones, and a step that is among these is written anew. A job of several workers needs torch.distributed's process group
     (``init_process_group("gloo")``, or the script's own), by which torch has ranks agree on who writes what.
     """
 
@@ -57,17 +61,17 @@ class Checkpoints:
         return sorted(int(match[1]) for match in found if match is not None)
 
     def latest(self) -> Path | None:
-        """The newest whole checkpoint; None if there is none. Ask between two saves, on every rank alike."""
-        steps = self.steps()
-        return self._path(steps[-1]) if steps else None
+        """The whole checkpoint that was written last; None if there is none. Ask between two saves, on every rank alike."""
+        whole = self._whole()
+        return whole[-1] if whole else None
 
     def save(self, step: int, state: dict[str, Any]) -> Path:
         """Write a checkpoint, on every rank. Returns its folder once it is whole. A job that fails meanwhile waits for it (``saving``). Raises UsageError for
-        a step that is there already, and what torch raises: the older ones then stay as they are."""
+        the step of the latest, and what torch raises: the older ones then stay as they are."""
         path = self._new(step)
         with saving():
             state_dict_saver.save(state, checkpoint_id=path, no_dist=not distributed.is_initialized())
-            self._keep_few()
+            self._keep_few(path)
         return path
 
     def async_save(self, step: int, state: dict[str, Any]) -> Future[Path]:
@@ -89,7 +93,7 @@ class Checkpoints:
                 with saving():
                     began.set()
                     written.result()  # type: ignore[union-attr]
-                    self._keep_few()
+                    self._keep_few(path)
             except BaseException as error:
                 done.set_exception(error)
             else:
@@ -110,22 +114,57 @@ class Checkpoints:
                 'torch.distributed.init_process_group("gloo") behind psgc.init()'
             )
         path = self._path(step)
-        if (path / WHOLE).exists():
+        if (path / WHOLE).exists() and self.latest() == path:
             raise UsageError(
-                f"Checkpoints: {path} is there already, and would be broken while it is written anew; remove it, or take another number"
+                f"Checkpoints: {path} is the latest there, and would be broken while it is written anew; remove it, or take another number"
             )
+        if _leads():
+            self._begin(path)
         return path
 
-    def _keep_few(self) -> None:
-        """Remove the oldest whole ones, and what interrupted saves have left before the newest."""
-        if distributed.is_initialized() and distributed.get_rank():
+    def _whole(self) -> list[Path]:
+        """In the order in which they were written; first, by their steps, those that say nothing of it."""
+        return sorted((self._path(step) for step in self.steps()), key=lambda path: (_order(path), path.name))
+
+    def _begin(self, path: Path) -> None:
+        """Give the folder its place in the order, before anything is written to it."""
+        last = max((_order(other) for other in self.folder.glob("step-*")), default=0)
+        _remove(path)  # of a run that was given up, or interrupted
+        with contextlib.suppress(OSError):  # torch meets it too, and tells all ranks
+            path.mkdir(parents=True, exist_ok=True)
+            with (path / ORDER).open("w") as file:
+                file.write(str(last + 1))
+                file.flush()
+                os.fsync(file.fileno())
+
+    def _keep_few(self, newest: Path) -> None:
+        """Remove the whole ones that were written first, and what interrupted saves have left before ``newest``."""
+        if not _leads():
             return
-        stay = self.steps()[-self.keep :]
+        whole = self._whole()
+        stay = {newest, *whole[-self.keep :]}
         for path in self.folder.glob("step-*"):
-            match = NAMED.fullmatch(path.name)
-            if match is not None and int(match[1]) not in stay and int(match[1]) < stay[-1]:
-                (path / WHOLE).unlink(missing_ok=True)  # from now on it is none, however far the rest gets
-                shutil.rmtree(path, ignore_errors=True)
+            interrupted_before = _order(path) < _order(newest) if (path / ORDER).exists() else path.name < newest.name
+            if NAMED.fullmatch(path.name) and path not in stay and (path in whole or interrupted_before):
+                _remove(path)
+
+
+def _leads() -> bool:
+    """Whether this rank is the one that orders and removes."""
+    return not distributed.is_initialized() or distributed.get_rank() == 0
+
+
+def _order(path: Path) -> int:
+    """The number of the save that has written this folder; 0 where it says none."""
+    try:
+        return int((path / ORDER).read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+def _remove(path: Path) -> None:
+    (path / WHOLE).unlink(missing_ok=True)  # from now on it is none, however far the rest gets
+    shutil.rmtree(path, ignore_errors=True)
 
 
 __all__ = ["Checkpoints"]
