@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,25 @@ def test_what_an_interrupted_save_of_a_run_that_was_given_up_left_is_removed(tmp
     assert save(tmp_path, "finish", "at once", 100) == -signal.SIGKILL
     Checkpoints(tmp_path).save(60, {"values": torch.zeros(50_000)})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000000000060", "step-000000000090"]
+
+
+def test_a_save_waits_for_one_that_is_still_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints, saved, first = Checkpoints(tmp_path), threading.Event(), []
+    write = dcp.FileSystemWriter.write_data
+
+    def slow(*arguments: Any) -> Any:
+        if not first:
+            first.append(saved.wait(2))  # long enough for one that does not wait
+        return write(*arguments)
+
+    monkeypatch.setattr(dcp.FileSystemWriter, "write_data", slow)
+    under_way = checkpoints.async_save(100, {"values": torch.full((50_000,), 100.0)})
+    assert not under_way.cancel()
+    assert values(checkpoints.save(110, {"values": torch.full((50_000,), 110.0)})) == 110
+    saved.set()
+    assert values(under_way.result()) == 100
+    assert checkpoints.steps() == [100, 110]
+    assert first == [False]
 
 
 def test_the_latest_is_not_written_over_and_a_save_that_fails_says_so(tmp_path: Path) -> None:

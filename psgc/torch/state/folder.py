@@ -43,8 +43,10 @@ class Checkpoints:
             psgc.load_state_dict(optimizer, latest)
 
     keep: how many whole ones stay, at least 1: those that were written last. A run that goes back to an earlier step and saves there has its own saves as
-    the newest; the later steps of the run that it gave up are the older ones, and a step that is among these is written anew. A job of several workers needs torch.distributed's process group
-    (``init_process_group("gloo")``, or the script's own), by which torch has ranks agree on who writes what.
+    the newest; the later steps of the run that it gave up are the older ones, and a step that is among these is written anew.
+
+    A job of several workers needs torch.distributed's process group (``init_process_group("gloo")``, or the script's own), by which torch has ranks agree on
+    who writes what.
     """
 
     def __init__(self, folder: str | os.PathLike[str], keep: int = 2) -> None:
@@ -67,7 +69,7 @@ class Checkpoints:
 
     def save(self, step: int, state: dict[str, Any]) -> Path:
         """Write a checkpoint, on every rank. Returns its folder once it is whole. A job that fails meanwhile waits for it (``saving``). Raises UsageError for
-        the step of the latest, and what torch raises: the older ones then stay as they are."""
+        the step of the latest, and what torch raises: the older ones then stay as they are. An ``async_save`` that is still under way is waited for first."""
         path = self._new(step)
         with saving():
             state_dict_saver.save(state, checkpoint_id=path, no_dist=not distributed.is_initialized())
@@ -77,14 +79,13 @@ class Checkpoints:
     def async_save(self, step: int, state: dict[str, Any]) -> Future[Path]:
         """As ``save``, while training goes on: returns once the state has been copied. The future has the folder once it is whole, or what was raised. A save
         that is still under way is waited for first."""
-        if self._under_way is not None:
-            self._under_way.exception()
         path = self._new(step)
         if self._group is None and distributed.is_initialized():
             self._group = distributed.new_group(backend="gloo")  # so that its exchanges never mix with those of training
         more = {} if self._group is None else {"process_group": self._group}
         written = state_dict_saver.async_save(state, checkpoint_id=path, **more)
         done: Future[Path] = Future()
+        done.set_running_or_notify_cancel()  # it cannot be cancelled: ranks write together
         self._under_way = done
         began = threading.Event()
 
@@ -107,6 +108,8 @@ class Checkpoints:
         return self.folder / NAME.format(step)
 
     def _new(self, step: int) -> Path:
+        if self._under_way is not None:
+            self._under_way.exception()  # else its folder would look like what an interrupted save has left
         size = api.size() if api.is_initialized() else 1
         if size > 1 and not distributed.is_initialized():
             raise UsageError(
