@@ -83,6 +83,6 @@ def config_of(pid: int | None) -> Config:
         env = environment(process)
         if env.get("DMLC_PS_ROOT_PORT") and env.get("DMLC_PS_ROOT_URI") and env.get("DMLC_ROLE"):
             # of its settings only these matter here; its others may be another version's
-            names = ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NUM_SERVER", "PSGC_JOB", "PSGC_TOKEN", "PSGC_DEAD_S")
+            names = ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NUM_SERVER", "PSGC_JOB", "PSGC_TOKEN", "PSGC_TOKEN_FILE", "PSGC_DEAD_S")
             return Config.from_env({name: env[name] for name in names if name in env})
     raise UsageError(f"top: --pid {pid}: neither that process nor one that it has started is a job's, or it is another user's")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from psgc.config import Config
-from psgc.errors import JobFailed, PsgcError, UsageError
+from psgc.errors import ConfigError, JobFailed, PsgcError, UsageError
 from psgc.launch.job.ranks import free_port
 from psgc.launch.job.run import NOT_INHERITED
 from psgc.launch.on_ray.placing import Found, lacking, seats
@@ -86,6 +86,12 @@ def _settings(env: Mapping[str, str]) -> dict[str, str]:
 
 def _check(shared: Mapping[str, str], workers: int, servers: int) -> None:
     """Raise ConfigError before anything starts."""
+    loss = shared.get("PSGC_ON_WORKER_LOSS", "").strip() or "stop"
+    if loss != "stop":
+        raise ConfigError(
+            f"psgc.ray.launch: PSGC_ON_WORKER_LOSS={loss}: nobody starts another process in a dead worker's place there, so that its death ends the job; "
+            f"leave it at stop"
+        )
     numbers = {"DMLC_NUM_WORKER": str(workers), "DMLC_NUM_SERVER": str(servers), "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": "1"}
     Config.from_env({**shared, **numbers}).require_cluster()
 

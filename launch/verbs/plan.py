@@ -28,7 +28,7 @@ def plan(
     profile: ProfileText,
     cluster: ClusterText,
     codec: Annotated[
-        str | None, typer.Option(help="What buckets are encoded with; default: the one with the smallest error that there are times for.")
+        str | None, typer.Option(help="What buckets are encoded with; default: what psgc advise takes on this cluster.")
     ] = None,
     gpu: GpuText = None,
     method: Annotated[str, typer.Option(help="psgc, or another system's: espresso, hipress, hitopkcomm, byteps-compress, fp32.")] = "psgc",
@@ -37,11 +37,11 @@ def plan(
         bool,
         typer.Option(
             "--runnable",
-            help="Only what jobs of this version run: over servers, encoding on CPUs; for a profile of gradients in hosts' memory also among workers.",
+            help="Only what jobs of this version run, at their costs.",
         ),
     ] = False,
     seconds: Annotated[
-        float | None, typer.Option(help="Search for about so many seconds, or until the bound is near; default: some milliseconds.")
+        float | None, typer.Option(help="Search for about so many seconds, or until the bound is near; default: some tenths of a second.")
     ] = None,
     quality: Annotated[
         str,

@@ -59,8 +59,8 @@ def _measured(what: Codec | Scheme) -> Figures:
 
 
 def _of_scheme(scheme: Scheme) -> Figures:
-    both_ways = scheme.push_bound(PART) + sum(round_.pair.pull.payload_bound(round_.numel) for round_ in scheme.rounds(PART))
-    return Figures(both_ways / 2, *(nmse(scheme_decoded(scheme, sample), sample) for sample in (gaussian(), heavy_tailed())))
+    both_ways, of_gaussian = scheme_decoded(scheme, gaussian())
+    return Figures(both_ways / 2, nmse(of_gaussian, gaussian()), nmse(scheme_decoded(scheme, heavy_tailed())[1], heavy_tailed()))
 
 
 def _of_codec(codec: Codec) -> Figures:
@@ -110,18 +110,19 @@ def codec_decoded(codec: Codec, values: F32) -> tuple[int, F32]:
     return size, decoded
 
 
-def scheme_decoded(scheme: Scheme, values: F32) -> F32:
-    """The result of one step of a part in a job of one worker."""
-    state, target, sent = scheme.new_state(values.size), values.copy(), []
+def scheme_decoded(scheme: Scheme, values: F32) -> tuple[int, F32]:
+    """The length of all payloads, both ways, of one step of a part in a job of one worker, and its result."""
+    state, target, sent, both_ways = scheme.new_state(values.size), values.copy(), [], 0
     for index, round_ in enumerate(state.rounds):
         out = np.empty(round_.pair.push.payload_bound(round_.numel), np.uint8)
         sent.append(out[: state.encode(index, target, None, 1.0, STREAM, out).payload_bytes])
         answer = answered(round_, sent[-1:])
+        both_ways += sent[-1].size + answer.size
         if index < len(state.rounds) - 1:
             state.take(index, answer)
         else:
             state.apply(answer, sent, target, None, 1.0)
-    return target
+    return both_ways, target
 
 
 def answered(round_: Round, payloads: list[Bytes], divisor: int = 1) -> Bytes:

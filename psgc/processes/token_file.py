@@ -32,11 +32,12 @@ def read_tokens(path: str) -> tuple[str, ...]:
 
 
 class TokenFile:
-    """Whether the file is another than when it was last looked at. path: "" for none."""
+    """Whether the file is another than when it was last looked at; at the first look it is, because it was read before, and may have been replaced since.
+    path: "" for none."""
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._stamp = self._look()
+        self._stamp: tuple[int, int, int] | None = None
 
     def changed(self) -> bool:
         before, self._stamp = self._stamp, self._look()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import zmq
 
+from psgc.launch.observing.scheduler_view import config_of
 from psgc.transport.control.dealer import Dealer
 from psgc.transport.security.job_keys import JobKeys
 from psgc.wire.frames import Header, Kind
@@ -106,3 +108,21 @@ def test_a_token_is_replaced_while_servers_and_the_scheduler_die(launched: Any, 
     assert status == 128 + signal.SIGTERM, err
     assert err.count("it is started again and goes on from") == 2, err
     assert "wrong" not in out
+
+
+def test_who_looks_at_a_job_by_one_of_its_processes_has_the_tokens_of_its_file(tmp_path: Path) -> None:
+    """psgc run draws a token for each job, which the file goes before."""
+    file = tmp_path / "token"
+    file.write_text("newer\nolder\n")
+    env = {
+        "DMLC_ROLE": "worker",
+        "DMLC_PS_ROOT_URI": "127.0.0.1",
+        "DMLC_PS_ROOT_PORT": "9",
+        "PSGC_TOKEN": "drawn",
+        "PSGC_TOKEN_FILE": str(file),
+    }
+    with subprocess.Popen([sys.executable, "-S", "-c", "input()"], env=env, stdin=subprocess.PIPE) as member:
+        try:
+            assert config_of(member.pid).tokens == ("newer", "older")
+        finally:
+            member.communicate(b"\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -94,3 +95,21 @@ def test_wrong_usage_is_one_line_and_status_2() -> None:
         assert words in done.stderr
         assert done.stderr.count("\n") == 1
         assert not done.stdout
+
+
+def test_the_table_of_the_rule_of_thumb_is_what_advise_says() -> None:
+    """In docs/paying.md, to as many digits as stand there: two of its rows, and the example above it."""
+    page = (Path(__file__).parents[2] / "docs" / "paying.md").read_text()
+    for link in ("400", "25"):
+        (cells,) = [row.strip("| ").split(" | ") for row in page.splitlines() if row.startswith(f"| {link} | ")]
+        advice = json.loads(psgc("advise", "--model", "llama-8b", "--gpu", "h100", "--nodes", "8", "--link", link, "--json").stdout)
+        takes = {each["name"]: each["iteration_ms"] / 1e3 for each in advice["candidates"]}
+        assert cells[3] == advice["choice"]
+        for cell, name in zip(cells[4:7], ("none", "bf16", "int4"), strict=True):
+            assert float(cell.split()[0]) == pytest.approx(takes[name], rel=0.03), (link, name)
+    said = psgc("advise", "--model", "llama-8b", "--gpu", "h100", "--nodes", "8", "--link", "100", "--quality", "safe").stdout
+    example = next(line.strip() for line in page.splitlines() if line.startswith("    int4: A bf16 all-reduce"))
+    now = next(line for line in said.splitlines() if line.startswith("int4: "))
+    without_margins = [re.sub(r",|[+]-[0-9]+%", "", line) for line in (example, now)]  # the search here is a short one
+    stands, told = ([float(number) for number in re.findall(r"\d+(?:[.]\d+)?", line)] for line in without_margins)
+    assert stands == pytest.approx(told, rel=0.03)

@@ -406,6 +406,8 @@ def test_a_plan_is_not_verified_and_shows_how_far_predictions_were_off_where_the
     assert not_verified().startswith(
         "not verified: predicted, not measured; of 48 jobs that were measured (docs/predicted-and-measured.md), 47 took longer than predicted"
     )
+    told = f"{low} of {len(errors)} took longer than predicted; errors from -{-min(errors):.0%}"
+    assert told.replace("%", " %") in (Path(__file__).parents[2] / "docs" / "plans.md").read_text()
     words = verdict(assessed(1))
     assert "(not verified)" in words and "+-" not in words
 

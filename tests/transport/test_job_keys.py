@@ -42,6 +42,16 @@ def test_the_newest_is_first_and_comments_are_left_out(tmp_path: Path) -> None:
     assert Config.from_env(ENV).tokens == () and JobKeys.of(Config.from_env(ENV)) is None
 
 
+def test_a_file_that_is_replaced_before_the_keys_are_made_is_read_again(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    file.write_text("old\n")
+    config = Config.from_env(ENV | {"PSGC_TOKEN_FILE": str(file)})
+    file.write_text("new\nold\n")
+    keys = JobKeys.of(config)
+    assert keys is not None and keys.read_again() and keys.tokens == ("new", "old")
+    assert not keys.read_again()
+
+
 @pytest.mark.parametrize(
     ("text", "says"), [("", "it has no tokens"), ("#\n", "no tokens"), ("a\nb\nc\nd\ne", "it has 5 tokens"), (None, "No such file")]
 )

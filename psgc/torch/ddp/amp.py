@@ -1,4 +1,5 @@
-"""Makes torch's loss scaler work with DistributedOptimizer and ddp_hook: gradients are averaged before they are unscaled, and skipped steps are reported.
+"""Makes torch's loss scaler work with DistributedOptimizer and ddp_hook: gradients are averaged before they are unscaled, and skipped steps are reported,
+as they are to whoever counts an optimizer's steps (DiLoCo).
 
 Owns the two methods of ``torch.amp.GradScaler`` that it replaces, for every scaler, once; other optimizers pass through unchanged.
 """
@@ -58,11 +59,14 @@ def step(self: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, *args: An
         each.scale_with(_reader(weakref.ref(self)))
     result = _step(self, optimizer, *args, **kwargs)
     told = wrapped if own is None else [*wrapped, own]
-    if told and self.is_enabled():
+    counts = None if getattr(optimizer, "_step_supports_amp_scaling", False) else getattr(optimizer, "_psgc_skipped", None)
+    if (told or counts) and self.is_enabled():
         overflow = any(found.item() for found in self._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values())
         for each in told:
             if overflow or each is not own:  # its own it has told itself, unless the scaler did not call it
                 each.end_step(applied=not overflow)
+        if overflow and counts is not None:
+            counts()
     return result
 
 

@@ -44,9 +44,12 @@ class DeMo(torch.optim.Optimizer):
     weight_decay: decoupled, as AdamW's.
 
     Gradients are this rank's own until step(): clip them, accumulate them or scale them as without psgc. A parameter without a gradient in a step counts as
-    zeros. A rank's momentum is part of ``state_dict()``, which every rank must ask for and keep in a file of its own. Raises UsageError for parameters that
-    cannot be, and in a job of several ranks without servers.
+    zeros, and so do all of a rank whose gradients overflowed under a GradScaler: others' steps need its part all the same. A rank's momentum is part of
+    ``state_dict()``, which every rank must ask for and keep in a file of its own. Raises UsageError for parameters that cannot be, and in a job of several
+    ranks without servers.
     """
+
+    _step_supports_amp_scaling = True  # a GradScaler calls step() also after an overflow, and hands it the scale
 
     def __init__(
         self, named_parameters: Named, lr: float = 1e-3, *, decay: float = 0.999, k: int = 32, weight_decay: float = 0.0
@@ -103,11 +106,17 @@ class DeMo(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         (group,) = self.param_groups
+        scale, overflowed = (
+            getattr(self, "grad_scale", None),
+            bool(getattr(self, "found_inf", False)),
+        )  # of a GradScaler whose step() calls this one
         for parameter, flat in zip(group["params"], self._squares, strict=True):
-            if parameter.grad is None:
+            if parameter.grad is None or overflowed:
                 flat.zero_()
-            else:
-                to_squares(parameter.grad, flat)
+                continue
+            to_squares(parameter.grad, flat)
+            if scale is not None:
+                flat.div_(scale.to(flat.device))
         self._exchange()
         for parameter, flat in zip(group["params"], self._squares, strict=True):
             if group["weight_decay"]:

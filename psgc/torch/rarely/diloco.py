@@ -17,6 +17,7 @@ import torch
 
 from psgc.errors import UsageError
 from psgc.layout.update_rule import UpdateRule
+from psgc.torch.ddp import amp
 from psgc.torch.gradients.front_end import FrontEnd
 from psgc.torch.plans.choice import Choice, Given, chosen
 from psgc.torch.rarely.fragment import Fragment, Outer, parts_of
@@ -40,8 +41,9 @@ class DiLoCo:
                 loss(model(x), y).backward()
                 inner.step()
 
-    Every rank makes it, with the same model and numbers; rank 0's parameters and buffers are then everyone's. Every rank must take as many steps. Leaving
-    the block without an error exchanges once more, so that all ranks end with the same parameters; without a block, ``finish()`` does.
+    Every rank makes it, with the same model and numbers; rank 0's parameters and buffers are then everyone's. Every rank must take as many steps; one
+    that a GradScaler skips counts. Leaving the block without an error exchanges once more, so that all ranks end with the same parameters; without a block,
+    ``finish()`` does.
 
     outer:     "nesterov:lr=0.7,momentum=0.9" (DiLoCo's), "average" (LocalSGD), or a function that makes an optimizer of the outer parameters. Its state is
                on every rank, and the same there.
@@ -95,6 +97,8 @@ class DiLoCo:
         self.inner, self.steps = inner, 0
         self._last = 0  # the step after which all ranks were last alike
         self._hook = inner.register_step_post_hook(self._stepped)
+        amp.install()
+        self._psgc_skipped = inner._psgc_skipped = self._stepped  # type: ignore[attr-defined]  # where a GradScaler skips a step
 
     # a context manager
 
@@ -105,6 +109,7 @@ class DiLoCo:
         if kind is None:
             self.finish()
         self._hook.remove()
+        del self.inner._psgc_skipped  # type: ignore[attr-defined]
 
     def finish(self) -> None:
         """Take what is under way, and exchange everything once more if steps were taken since: all ranks then have the same parameters. Every rank must call
@@ -168,8 +173,8 @@ class DiLoCo:
                 f"DiLoCo.{call}: a fragment is under way; call it in a step after whose delay nothing travels, or after finish()"
             )
 
-    def _stepped(self, optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any) -> None:
-        """The inner optimizer has taken a step."""
+    def _stepped(self, *_: Any) -> None:
+        """The inner optimizer has taken a step; or a GradScaler has skipped it, on this rank and perhaps no other: it counts all the same."""
         self.steps += 1
         taken, leaving = self._schedule.taken(self.steps), self._schedule.leaving(self.steps)
         if taken is not None and self._fragments[taken].under_way:
