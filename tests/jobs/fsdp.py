@@ -8,11 +8,14 @@ from __future__ import annotations
 import argparse
 import hashlib
 import logging
+import shutil
+import tempfile
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import checkpoint as dcp
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
@@ -100,7 +103,29 @@ def moved(hook: Any, mesh: DeviceMesh, codec: str) -> str:
     before, after = kept_mean(states), kept_mean(again)
     assert before and before.keys() == after.keys()
     assert all(float(values.abs().max()) > 0 and torch.allclose(after[name], values, atol=1e-6) for name, values in before.items())
+    through_a_folder(hook, psgc.fsdp_hook(model_on(mesh, "fp32"), codec), again[dist.get_rank()])
     return steps(model, torch.optim.AdamW(model.parameters(), lr=1e-2), torch.Generator().manual_seed(dist.get_rank()), 2, "plain")
+
+
+def through_a_folder(hook: Any, other: Any, wanted: Any) -> None:
+    """A checkpoint's folder gives what the list of all ranks' states does."""
+    folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(folder)
+    assert folder[0] is not None
+    dcp.save({"psgc": psgc.state_dict(hook)}, checkpoint_id=folder[0])
+    psgc.load_state_dict(other, folder[0])
+    found = other.residual_state_dict()
+    for kind in ("memories", "servers"):
+        assert found[kind]["gradients"].keys() == wanted[kind]["gradients"].keys()
+    assert all(
+        torch.equal(values, wanted["memories"]["gradients"][name][field])
+        for name, fields in found["memories"]["gradients"].items()
+        for field, values in fields.items()
+    )
+    assert all(torch.equal(values, wanted["servers"]["gradients"][name]) for name, values in found["servers"]["gradients"].items())
+    dist.barrier()
+    if dist.get_rank() == 0:
+        shutil.rmtree(folder[0])
 
 
 def kept_mean(states: list[Any]) -> dict[str, torch.Tensor]:

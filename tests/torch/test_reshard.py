@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.distributed import checkpoint as dcp
 
 from psgc.errors import UsageError
-from psgc.torch.fsdp.reshard import Parameter, resharded
+from psgc.torch.fsdp.reshard import Parameter, needed, resharded
+from psgc.torch.session import api
+from psgc.torch.state import checkpointing
 
 SHAPES = {"up": (7, 3), "bias": (5,), "one": (1, 4)}
 MESHES = {
@@ -75,6 +80,55 @@ def test_the_mean_stays_and_each_rank_gets_its_own_slices(before: str, after: st
     for field in ("residual", "velocity"):
         wanted, found = mean_of(states, old, field), mean_of(made, new, field)
         assert all(torch.allclose(found[name], wanted[name], atol=1e-6) for name in SHAPES)
+
+
+class OfMesh:
+    """A hook on a mesh."""
+
+    def __init__(self, rank: int, mesh: list[list[int]]) -> None:
+        self.rank, self.mesh, self.size = rank, mesh, sum(map(len, mesh))
+        self.read: Any = None
+
+    def needed_of_mesh(self, mesh: list[list[int]]) -> tuple[set[int], set[int]] | None:
+        return None if mesh == self.mesh else needed(mesh, self.mesh, self.rank)
+
+    def residual_state_dict(self) -> dict[str, Any]:
+        raise AssertionError
+
+    def load_residual_state_dict(self, states: Any) -> None:
+        self.read = states
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("before", ["2 x 2", "2 x 3", "3 x 2"])
+def test_from_a_folder_each_rank_reads_all_that_its_slices_are_made_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str
+) -> None:
+    old = MESHES[before]
+    states = states_of(old)
+    entries: dict[str, Any] = {}
+    for rank, state in enumerate(states):
+        state |= {"mesh": old, "rank": rank, "size": len(states), "layouts": {}}
+        entries |= checkpointing.state_dict(SimpleNamespace(residual_state_dict=lambda state=state: state))  # type: ignore[arg-type]
+    dcp.save({"psgc": entries}, checkpoint_id=tmp_path, no_dist=True)
+    for after, new in MESHES.items():
+        parameters = {name: Parameter(shape, piece_of(shape, len(new))) for name, shape in SHAPES.items()}
+        for rank in range(sum(map(len, new))):
+            hook = OfMesh(rank, new)
+            monkeypatch.setattr(api, "current_session", lambda hook=hook: hook)
+            checkpointing.load_state_dict(hook, tmp_path)
+            if after == before:
+                assert hook.read["rank"] == rank
+                continue
+            found, wanted = (resharded(given, "g", old, new, rank, parameters) for given in (hook.read, states))
+            assert found.tensors.keys() == wanted.tensors.keys()
+            assert found.servers.keys() == wanted.servers.keys()
+            for name, memory in wanted.tensors.items():
+                assert np.array_equal(found.tensors[name].residual, memory.residual)
+                assert np.array_equal(found.tensors[name].velocity, memory.velocity)
+            assert all(np.array_equal(found.servers[name], values) for name, values in wanted.servers.items())
+            read = sum(bool(state["memories"]) for state in hook.read)
+            assert read == len(needed(old, new, rank)[0]), "and no more"
 
 
 def test_another_models_state_is_told_in_a_line() -> None:

@@ -21,7 +21,7 @@ from psgc.layout import Bucket, BucketSpec, TensorSpec
 from psgc.torch.ddp.parameters import ModelParameters
 from psgc.torch.ddp.told import add_model
 from psgc.torch.fsdp.planned import Way
-from psgc.torch.fsdp.reshard import resharded
+from psgc.torch.fsdp.reshard import needed, resharded
 from psgc.torch.fsdp.units import Unit, local
 from psgc.torch.gradients.backward_end import BackwardEnd, await_end
 from psgc.torch.gradients.exchange import GradientExchange
@@ -144,6 +144,10 @@ class FsdpGradients(FrontEnd[FilledBucket]):
 
     def state(self) -> dict[str, Any]:
         return {**super().state(), "mesh": [list(ranks) for ranks in self._replicas]}
+
+    def needed_of(self, mesh: Replicas) -> tuple[set[int], set[int]] | None:
+        """The ranks of a job with this mesh of which ``go_on`` reads what they kept, and those of which it reads what servers kept; None: this rank's alone."""
+        return None if mesh == self._replicas else needed(mesh, self._replicas, self.session.rank)
 
     def go_on(self, states: saved.State | Sequence[saved.State]) -> None:
         """As of every front end; also from the states of all ranks of a job with another mesh."""

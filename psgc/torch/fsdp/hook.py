@@ -83,6 +83,10 @@ class FsdpHook:
         """
         self._gradients.go_on(states)
 
+    def needed_of_mesh(self, mesh: Sequence[Sequence[int]]) -> tuple[set[int], set[int]] | None:
+        """Whose states ``load_residual_state_dict`` reads from a job with this mesh: the ranks' own, and the servers'. None: this rank's alone, whole."""
+        return self._gradients.needed_of(tuple(map(tuple, mesh)))
+
     def _planned(self, choice: Choice, name: str) -> tuple[Choice, dict[str, Way]]:
         """The choice, or what a plan says of each unit. name: by which rank 0 hands a plan out. Every rank must call it. Raises UsageError for a plan that does
         not fit."""

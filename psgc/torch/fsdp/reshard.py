@@ -47,11 +47,16 @@ class Parameter:
         return np.concatenate([piece, np.zeros(size - piece.size, np.float32)])
 
 
+def needed(before: Mesh, now: Mesh, rank: int) -> tuple[set[int], set[int]]:
+    """The old ranks of which ``resharded`` reads on ``rank`` what they kept themselves, and those of which it reads what servers kept."""
+    mine, replica = _mine(before, now, rank)
+    return {ranks[old] for old in mine for ranks in before}, set() if replica else {old for ranks in before for old in ranks}
+
+
 def resharded(states: Sequence[saved.State], kind: str, before: Mesh, now: Mesh, rank: int, parameters: Mapping[str, Parameter]) -> Kept:
     """What ``rank`` goes on from. states: of all ranks, in order; before, now: the meshes. Raises UsageError for what does not fit."""
-    of_shard = next(shard for shard, ranks in enumerate(now) if rank in ranks)
-    replica, replicas, were = now[of_shard].index(rank), len(now[of_shard]), len(before[0])
-    mine = range(replica, were, replicas) if were >= replicas else [replica % were]
+    of_shard, replicas, were = _shard_of(now, rank), len(now[0]), len(before[0])
+    mine, replica = _mine(before, now, rank)
     sharers = 1 if were >= replicas else len(range(replica % were, replicas, were))
     factor = np.float32(replicas / were / sharers)
     memories, servers = [state["memories"].get(kind, {}) for state in states], _servers(states, kind)
@@ -71,6 +76,17 @@ def resharded(states: Sequence[saved.State], kind: str, before: Mesh, now: Mesh,
         if whole is not None and replica == 0:
             kept.servers[f"{name}@{of_shard}"] = parameter.cut(whole, of_shard)
     return kept
+
+
+def _shard_of(mesh: Mesh, rank: int) -> int:
+    return next(shard for shard, ranks in enumerate(mesh) if rank in ranks)
+
+
+def _mine(before: Mesh, now: Mesh, rank: int) -> tuple[Sequence[int], int]:
+    """The old replicas that fall to the new one of ``rank``, and the number of that."""
+    ranks = now[_shard_of(now, rank)]
+    replica, replicas, were = ranks.index(rank), len(ranks), len(before[0])
+    return (range(replica, were, replicas) if were >= replicas else [replica % were]), replica
 
 
 def _servers(states: Sequence[saved.State], kind: str) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 import os
 import pickle
-from collections.abc import Iterator, Mapping
-from typing import Any, Final, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -37,6 +37,13 @@ class KeepsState(Protocol):
     def load_residual_state_dict(self, states: Any) -> None: ...
 
 
+@runtime_checkable
+class KeepsMesh(Protocol):
+    """A hook whose ranks keep slices of parameters: where they are of another mesh now, it reads others' states, too."""
+
+    def needed_of_mesh(self, mesh: Sequence[Sequence[int]]) -> tuple[set[int], set[int]] | None: ...
+
+
 def state_dict(source: KeepsState) -> Entries:
     """What the codecs of an optimizer, or of a hook, keep on this rank, for the dictionary that ``torch.distributed.checkpoint.save`` or ``async_save`` gets:
 
@@ -55,7 +62,8 @@ def state_dict(source: KeepsState) -> Entries:
 def load_state_dict(source: KeepsState, checkpoint: str | os.PathLike[str] | StorageReader, key: str = "psgc") -> None:
     """Go on from what ``state_dict`` has given to a checkpoint, under ``key`` in the saved dictionary. Every rank calls it where it would call
     ``source.load_residual_state_dict()``: with as many workers as before training goes on bit for bit, with more or fewer what all had not sent is
-    redistributed, and its sum stays the same. A rank reads what it needs: its own, or that of the ranks whose residuals fall to it. No process group is needed.
+    redistributed, and its sum stays the same; so it is for a model that FSDP has sharded where its mesh is another. A rank reads what it needs: its own, or
+    that of the ranks whose residuals fall to it. No process group is needed.
 
     checkpoint: the folder, or a reader of torch.distributed.checkpoint.
     Raises UsageError for a folder without a whole checkpoint, and for one that has no such entries.
@@ -71,18 +79,25 @@ def load_state_dict(source: KeepsState, checkpoint: str | os.PathLike[str] | Sto
     rank, size, saved = session.rank, session.size, len(ranks)
     if ranks != list(range(saved)) or len(states) != saved or any(state["size"] != saved for state in states.values()):
         raise UsageError(f"load_state_dict: {checkpoint}: has entries of rank(s) {', '.join(map(str, ranks))}, not of all ranks of one job")
-    needed = {rank} if saved == size else {*ranks[rank::size], rank % saved}
-    wanted: dict[int, dict[str, TensorStorageMetadata]] = {}
-    for other, state in states.items():
-        if other not in needed:  # of which only what ranks have each for themselves is looked at
-            state["memories"], state["servers"] = {}, {}
+    mesh = states[0].get("mesh")
+    needed = source.needed_of_mesh(mesh) if mesh is not None and isinstance(source, KeepsMesh) else None
+    if needed is None and saved == size:
+        own = states[rank]
+        tensors = _read(reader, key, {rank: {str(number): stored[rank][str(number)] for number in _places(own)}})
+        source.load_residual_state_dict(_with_tensors(own, tensors[rank]))
+        return
+    own_, servers = needed or ({*ranks[rank::size], rank % saved},) * 2
+    for other, state in states.items():  # of all others only what ranks have each for themselves is looked at
+        if other not in own_:
+            state["memories"] = {}
             state["layouts"] = (
                 {} if other else {kind: [layout | {"exact": {}} for layout in all_] for kind, all_ in state["layouts"].items()}
             )
-        wanted[other] = {str(number): stored[other][str(number)] for number in _places(state)}
-    tensors = _read(reader, key, {other: entries for other, entries in wanted.items() if entries and (saved != size or other == rank)})
-    whole = [_with_tensors(states[other], tensors.get(other, {})) for other in ([rank] if saved == size else ranks)]
-    source.load_residual_state_dict(whole[0] if len(whole) == 1 and saved == size else whole)
+        if other not in servers:
+            state["servers"] = {}
+    wanted = {other: {str(number): stored[other][str(number)] for number in _places(state)} for other, state in states.items()}
+    tensors = _read(reader, key, {other: entries for other, entries in wanted.items() if entries})
+    source.load_residual_state_dict([_with_tensors(states[other], tensors.get(other, {})) for other in ranks])
 
 
 def _stored(reader: StorageReader, checkpoint: object, key: str) -> dict[int, dict[str, TensorStorageMetadata]]:
