@@ -109,6 +109,7 @@ class Config:
     mixed_bound: int = 101
     async_mode: bool = False
     staleness: int = -1  # no bound
+    backup_workers: int = 0
     nonfinite: str = "propagate"
     allow_pickle: bool = False
     seed: int = 0
@@ -189,6 +190,8 @@ class Config:
         for name, given in (("PSGC_PLAN", self.plan), ("PSGC_PROFILE", self.profile), ("PSGC_VERIFY", self.verify)):
             if self.async_mode and given:
                 raise ConfigError(f"PSGC_ASYNC=1 and {name}={given}: plans and profiles are of synchronous gradients; unset one of the two")
+        if self.backup_workers:
+            self._check_backup()
         if self.profile and self.verify:
             raise ConfigError(
                 f"PSGC_PROFILE={self.profile} and PSGC_VERIFY={self.verify}: each ends the job when it has measured; unset one of the two"
@@ -201,6 +204,19 @@ class Config:
             raise ConfigError(
                 f"PSGC_PLAN={self.plan} names each bucket's codec, but PSGC_CODEC={self.codec} is set, too; leave one of them out"
             )
+
+    def _check_backup(self) -> None:
+        asked = f"PSGC_BACKUP_WORKERS={self.backup_workers}"
+        if self.async_mode:
+            raise ConfigError(f"{asked} and PSGC_ASYNC=1: asynchronous training waits for nobody; unset one of the two")
+        if self.on_worker_loss != "stop":
+            raise ConfigError(
+                f"{asked} and PSGC_ON_WORKER_LOSS={self.on_worker_loss}: a worker that dies may owe a step to the others; unset one, or leave it at stop"
+            )
+        if self.verify:
+            raise ConfigError(f"{asked} and PSGC_VERIFY={self.verify}: what is late would be lost between two codecs; unset one of the two")
+        if self.wire != "psgc":
+            raise ConfigError(f"{asked} and PSGC_WIRE={self.wire}: servers of that wire await every worker; unset one of the two")
 
     @property
     def solo(self) -> bool:
@@ -287,7 +303,11 @@ class Config:
             )
         if self.async_mode and not self.servers:
             raise ConfigError("PSGC_ASYNC=1 and DMLC_NUM_SERVER=0: servers hold the weights of asynchronous training; start one or more")
-
+        if self.backup_workers and not self.servers:
+            raise ConfigError(
+                f"PSGC_BACKUP_WORKERS={self.backup_workers} and DMLC_NUM_SERVER=0: workers that exchange among themselves await each other; start servers, or "
+                f"unset it"
+            )
         self.require_replaceable()
 
     def require_replaceable(self) -> None:

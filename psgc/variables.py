@@ -233,6 +233,10 @@ VARIABLES: Final = (
         "PSGC_STALENESS", "staleness", _integer(0), "w",
         "with PSGC_ASYNC=1: how many steps a worker may be ahead of the slowest; 0: all in step; default: any number",
     ),
+    Variable(
+        "PSGC_BACKUP_WORKERS", "backup_workers", _integer(0), "w",
+        "how many workers' gradients a step of DistributedOptimizer need not wait for; late ones are added to the next step (operations.md)",
+    ),
     Variable("PSGC_NONFINITE", "nonfinite", _one_of("propagate", "raise"), "w", "NaN or infinity in a gradient: pass on, or end the job"),
     Variable("PSGC_SEED", "seed", _integer(0), "w", "seed of the codecs' random streams"),
     Variable(

@@ -137,6 +137,8 @@ class Engine:
         began_ns = monotonic_ns()
         if fold.step == 1:
             store.populate()
+        if fold.late:
+            fold = fold._replace(payloads=tuple(store.late_payload(slot) for slot in fold.late))
         for payload in fold.payloads:
             if not work.broadcast:
                 work.pair.push.validate(payload, work.spec.numel)
@@ -191,6 +193,8 @@ class Engine:
             acc = self._accumulators[fold.key] = np.empty(numel, push.acc_dtype)
         for lo, hi in _slices(push, push, numel):
             self._fold(push, fold, numel, lo, hi, acc[lo:hi])
+            if fold.rescale != 1:  # of late contributions
+                np.multiply(acc[lo:hi], acc.dtype.type(fold.rescale), out=acc[lo:hi])
 
     def _last_block(self, fold: Fold, work: KeyWork, store: KeyStore) -> Encoded:
         push, pull, numel = work.pair.push, work.pair.pull, work.spec.numel

@@ -35,7 +35,7 @@ from psgc.processes.pool import threads_of
 from psgc.processes.reminder import Reminder
 from psgc.server.engine import Engine, Folded, KeyWork
 from psgc.server.state import NOTHING_KEPT, Commit, Effect, Fault, Fold, Restore, Retire, Send, SendResidual, ServerState, specs_of
-from psgc.server.step import Kept
+from psgc.server.step import KeepLate, Kept
 from psgc.server.store import KeyShape, KeyStore, Store
 from psgc.server.succession import Succession
 from psgc.server.weights.kept import AnswerCommit, KeptWeights, VersionCommit
@@ -225,6 +225,8 @@ class Server:
             elif isinstance(effect, Commit):
                 self._store.keys[effect.key].commit(effect)
                 self._has_stepped()
+            elif isinstance(effect, KeepLate):
+                self._keep_late(effect)
             elif isinstance(effect, VersionCommit | AnswerCommit):
                 self._store.weights[effect.key].commit(effect)
                 self._has_stepped()
@@ -282,6 +284,12 @@ class Server:
                 self._store.keys[restore.key].restore(restore.first, restore.payload, restore.rescale)
         except PsgcError as error:
             self._fault(Fault(f"server {self._index()}: key {key_text(restore.key)}: {error}"))
+
+    def _keep_late(self, keep: KeepLate) -> None:
+        try:
+            self._store.keys[keep.key].keep_late(keep)
+        except PsgcError as error:
+            self._fault(Fault(f"server {self._index()}: key {key_text(keep.key)}: {error}"))
 
     def _retire(self, retire: Retire) -> None:
         for key in retire.keys:
@@ -419,7 +427,8 @@ class Server:
                 continue
             streams = layout.number, layout.seed, layout.past_steps
             self._works[part.key] = KeyWork(spec, pair, bucket.index, part.offset, spec.root is not None, *streams)
-            shapes.append(KeyShape(part.key, pair.pull.payload_bound(spec.numel), spec.numel if spec.pull_feedback else 0))
+            late = (spec.backup, pair.push.payload_bound(spec.numel)) if spec.backup else (0, 0)
+            shapes.append(KeyShape(part.key, pair.pull.payload_bound(spec.numel), spec.numel if spec.pull_feedback else 0, *late))
         self._store.add_keys(shapes)
         if self._trace is not None:
             self._trace.laid_out(layout)

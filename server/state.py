@@ -15,7 +15,8 @@ from psgc.layout import Layout
 from psgc.layout.update_rule import UpdateRule
 from psgc.processes.absence import Absence, younger
 from psgc.processes.reminder import LONGEST_S, Reminder
-from psgc.server.step import FOLD_RANKS, NO_SLOT, SMALL_BYTES, Action, Commit, Fold, Kept, KeySpec, KeyState, Lend, Reply, Restore
+from psgc.server.late import HeldUp
+from psgc.server.step import FOLD_RANKS, NO_SLOT, SMALL_BYTES, Action, Commit, Fold, KeepLate, Kept, KeySpec, KeyState, Lend, Reply, Restore
 from psgc.server.weights.kept import AnswerCommit, KeptWeights, VersionCommit
 from psgc.server.weights.key import WeightsKey
 from psgc.server.window import Window
@@ -56,7 +57,7 @@ class Retire(NamedTuple):
     keys: tuple[int, ...]
 
 
-Effect = Send | SendResidual | Fold | Commit | VersionCommit | AnswerCommit | Restore | Retire | Fault
+Effect = Send | SendResidual | Fold | Commit | KeepLate | VersionCommit | AnswerCommit | Restore | Retire | Fault
 
 
 @dataclass(slots=True)
@@ -94,6 +95,7 @@ class ServerState:
     absent: dict[int, int] = field(default_factory=dict)  # ranks that the job goes on without -> which of their processes has died
     absence: Absence = field(default_factory=lambda: Absence(1.0))  # of this server, which ticks once a heartbeat
     named: dict[tuple[int, ...], Reminder] = field(default_factory=dict)  # awaited ranks; kept for a while after they came
+    held_up: dict[int, HeldUp] = field(default_factory=dict)  # by layout, of those whose steps do not wait for every rank
 
     def register(
         self, layout: Layout, specs: list[KeySpec], costs: list[int], kept: Mapping[int, Kept | KeptWeights] = NOTHING_KEPT
@@ -224,7 +226,16 @@ class ServerState:
             if age >= self.step_timeout_s:
                 text = f"{self._awaits(entry, missing, now)}, more than the limit of {self.step_timeout_s:.0f} s (PSGC_STEP_TIMEOUT_S)"
                 faults.append(Fault(f"server {self.index}: {text}"))
-        return list(self._name(late, now)), faults
+        return [*self._name(late, now), *self._slow_ranks()], faults
+
+    def _slow_ranks(self) -> Iterator[str]:
+        """A line for each rank that steps wait for again and again although they may be closed without it."""
+        for held_up in self.held_up.values():
+            for rank, share in held_up.due():
+                yield (
+                    f"rank {rank} held up {share:.0%} of the last steps, though PSGC_BACKUP_WORKERS lets a step be closed without it: that hides pauses "
+                    f"now and then, but every rank takes every step, and this one is slower in most of them; give it less work or another machine"
+                )
 
     def _allow_for_absence(self, now: float) -> None:
         """This process received nothing while it did not run; no rank is late because of that."""
@@ -327,6 +338,7 @@ class ServerState:
         for key in entries:
             del self.keys[key]
         del self.windows[layout]
+        self.held_up.pop(layout, None)
         self.contributed = {which: since for which, since in self.contributed.items() if which[0] != layout}
         self.retired.add(layout)
         return [Retire(tuple(entries))]
@@ -354,11 +366,16 @@ class ServerState:
             else:
                 effects.append(action)
                 if isinstance(action, Commit):
+                    self._note_closing(entry)
                     grown = self.windows[entry.state.spec.layout].complete(entry.part, action.result.step)
         if grown:
             effects.extend(self._window(peer, entry.state.spec.layout) for peer in self.ranks)
         (self.active.add if entry.state.contributions else self.active.discard)(entry.state.spec.key)
         return effects
+
+    def _note_closing(self, entry: _Key) -> None:
+        if isinstance(entry.state, KeyState) and entry.state.late is not None:
+            self.held_up.setdefault(entry.state.spec.layout, HeldUp()).note(entry.state.late.held_up_by, entry.state.step - 1)
 
     def _window(self, peer: Peer, layout: int) -> Send:
         return Send(peer, self._stamp(Header(Kind.WINDOW, plan=layout, step=self.windows[layout].limit)))
@@ -393,7 +410,7 @@ def specs_of(layout: Layout, server: int, workers: int) -> tuple[list[KeySpec], 
                 part.key, round_.numel, ranks, pair.push.codec_id, pair.pull.codec_id,
                 layout.counted(bucket) if layout.mean and round_.divides else 1, layout.root if broadcast or rule else None,
                 pair.pull.feedback and not broadcast,
-                layout.id, f"{first}{more}", rule, small and rule is None,
+                layout.id, f"{first}{more}", rule, small and rule is None, layout.backup,
             )
         )  # fmt: skip
         costs.append(bound * (1 if broadcast else len(ranks)))

@@ -10,20 +10,22 @@ order; a result is queued at most once on a rank's connection.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from psgc.errors import RemoteProtocolError, raised_alone
 from psgc.layout import key_text
 from psgc.layout.update_rule import UpdateRule
+from psgc.server.actions import Action, Commit, Fold, KeepLate, Kept, Lend, Reply, Restore
+from psgc.server.late import NOTHING_LATE, Late
+from psgc.server.records import NO_SLOT, Contribution, Result
 from psgc.wire.frames import Flag, Header, Kind
 from psgc.wire.messages import RESIDUAL_NUMEL, ErrorCode
 
 FOLD_RANKS: Final = 8  # ranks folded in one pass; part of the published order of sums
 SMALL_BYTES: Final = 64 << 10  # of a pass's payloads, and of the sum in float32: tens of microseconds of work
-NO_SLOT: Final = -1
 _F32: Final = struct.Struct("<f")
 _MAX_RESCALE: Final = 3e38
 
@@ -32,7 +34,8 @@ _MAX_RESCALE: Final = 3e38
 class KeySpec:
     """The constants of a key, given at registration. ranks: the ranks that contribute to each step by a push or a skip, ascending: all, or those that push
     their nodes' sums; root: the only rank that pushes in a broadcast; None for sums; at_once: the loop carries out the key's
-    Folds at once, so that the contribution that completes a step is answered with the result."""
+    Folds at once, so that the contribution that completes a step is answered with the result; backup: how many ranks' contributions a step need not wait
+    for (``late.py``)."""
 
     key: int
     numel: int
@@ -46,104 +49,10 @@ class KeySpec:
     name: str = ""
     rule: UpdateRule | None = None  # of weights; ``root`` is then the rank that brings their initial values
     at_once: bool = False
+    backup: int = 0
 
     def describe(self) -> str:
         return f"key {key_text(self.key)} ({self.name})"
-
-
-@dataclass(slots=True)
-class Contribution:
-    """One rank's contribution to the step being collected. payload None: a skip, or a non-finite part."""
-
-    payload: Any
-    skipped: bool
-    nonfinite: bool
-    previous_skipped: bool
-    rescale: float
-    raised: bool = False  # why the previous step was skipped: this rank's backward had raised
-
-
-class Result(NamedTuple):
-    """A step's outcome. slot: which of the key's two result buffers holds it, NO_SLOT for one without payload."""
-
-    step: int
-    flags: int
-    contributors: int
-    slot: int = NO_SLOT
-    payload_bytes: int = 0
-
-
-class Reply(NamedTuple):
-    """Send ``header`` to ``rank``, with the payload of ``result`` if that has one."""
-
-    rank: int
-    header: Header
-    result: Result | None = None
-
-
-class Fold(NamedTuple):
-    """Sum one block's payloads in rank order. ``fresh``: they start the sum. ``last``: then divide, add the residual, encode into
-    result buffer ``slot``, and call ``KeyState.folded``.
-
-    add_back: the residual also gets the result that buffer ``add_back`` holds (the trainer skipped that step).
-    rescale: multiplies the residual (and what was added back) first.
-    staleness: of weights, how many updates the delta's base lacks.
-    divisor: of sums' last block: how many ranks the mean is of, 1 where none is taken.
-    """
-
-    key: int
-    step: int
-    payloads: tuple[Any, ...]
-    fresh: bool
-    last: bool
-    slot: int = NO_SLOT
-    add_back: int = NO_SLOT
-    rescale: float = 1.0
-    staleness: int = 0
-    divisor: int = 1
-
-
-class Commit(NamedTuple):
-    """Make ``result`` durable, and, if ``residual``, the residual that was written with it. Nothing that follows is sent before that.
-
-    add_back, rescale: what the next Fold of a last block does to the residual, as far as it is known; see there."""
-
-    key: int
-    result: Result
-    residual: bool
-    add_back: bool = False
-    rescale: float = 1.0
-
-
-class Kept(NamedTuple):
-    """What of a key outlives the server's process, beside the contents of its buffers; a process that takes the place of another goes on from there.
-    result: None before the first step is complete. newest: the buffer of the newest result with a payload."""
-
-    result: Result | None
-    newest: int = NO_SLOT
-    add_back: bool = False
-    rescale: float = 1.0
-
-
-class Lend(NamedTuple):
-    """Send ``header`` to ``rank`` with elements of the residual, from element ``header.contributors`` on. ``add_back`` as in a Fold, but on a
-    copy: the residual itself does not change."""
-
-    rank: int
-    header: Header
-    add_back: int = NO_SLOT
-
-
-class Restore(NamedTuple):
-    """Set elements of the key's residual, from ``first`` on, and what multiplies it first."""
-
-    key: int
-    first: int
-    payload: Any
-    rescale: float
-
-
-Action = Reply | Fold | Commit | Lend | Restore
 
 
 @dataclass(slots=True)
@@ -170,12 +79,21 @@ class KeyState:
     absent: set[int] = field(default_factory=set)  # ranks without a process: steps are complete without them
     without: set[int] = field(default_factory=set)  # absent ranks that the sum under way is past
     new: set[int] = field(default_factory=set)  # ranks whose present process has not come to this step yet, having taken another's place
+    late: Late | None = (
+        None  # of a key whose steps do not wait for every rank; then no process takes another's place, and no rank is absent
+    )
+
+    def __post_init__(self) -> None:
+        if self.spec.backup:
+            self.late = Late(self.spec.backup)
 
     def take_up(self, kept: Kept) -> None:
         """Go on from what a former process of this server has kept. The step that was under way begins again: workers still have its payloads."""
         self.step = 1 if kept.result is None else kept.result.step + 1
         self.result, self.last_slot = kept.result, kept.newest
         self.add_back, self.rescale = kept.add_back, kept.rescale
+        if self.late is not None:
+            self.late.take_up(kept.late)
 
     def contribute(self, rank: int, header: Header, payload: Any) -> list[Action]:
         """Handle a PUSH or SKIP of this key. Repeats are acknowledged and answered, but never added. Raises RemoteProtocolError."""
@@ -186,12 +104,19 @@ class KeyState:
                 f"before; the first result is gone: synchronise a name at most twice in one step of psgc.torch.Elastic",
                 ErrorCode.WRONG_STEP,
             )
+        if header.step == self.step - 1 and self.late is not None and self.late.owes(rank):
+            return self._take_late(self.late, rank, header, payload)
         if header.step < self.step:
             return self._answer_repeat(rank, header.step)
         if header.step > self.step:
             raise RemoteProtocolError(
                 f"worker {rank}: contribution to step {header.step}, but {self.spec.describe()} is at step {self.step}; "
                 f"a worker sends the next step only after it decoded the last one",
+                ErrorCode.WRONG_STEP,
+            )
+        if self.late is not None and self.late.owes(rank):
+            raise RemoteProtocolError(
+                f"worker {rank}: contribution to step {header.step} of {self.spec.describe()} before that to step {header.step - 1}",
                 ErrorCode.WRONG_STEP,
             )
         self.new.discard(rank)
@@ -203,10 +128,16 @@ class KeyState:
             self.wants.add(rank)
             return [self._ack(rank, header.step)]
         contribution = self._checked(rank, header, payload)
-        self.contributions[rank] = contribution
-        self.poisoned |= contribution.nonfinite
+        self._check_agreement(self.step, rank, contribution, islice(self.contributions.items(), 1))  # those that are here agree with it
         if header.flags & Flag.WANT_RESULT:
             self.wants.add(rank)
+        if self.late is not None and self.late.closed:
+            self.late.tardy.setdefault(rank, contribution)
+            return [self._ack(rank, header.step)]
+        self.contributions[rank] = contribution
+        self.poisoned |= contribution.nonfinite
+        if self.late is not None and self._may_close(self.late):
+            self.late.closed, self.late.held_up_by = True, -1
         actions = self._advance()
         over = self.step > header.step or (self.spec.at_once and not self.withdrawn and self._all_settled)
         return actions if over and header.flags & Flag.WANT_RESULT else [self._ack(rank, header.step), *actions]
@@ -215,18 +146,24 @@ class KeyState:
         """Answer a PULL with the kept result. No answer yet if the step is not complete, and none if the result is queued on this connection
         already. Raises RemoteProtocolError, with PUSH_MISSING if this rank's push never came."""
         self._check_contributor(rank)
-        if self.result is not None and step == self.result.step:
+        late = self.late
+        owes = late is not None and late.owes(rank)
+        if self.result is not None and step == self.result.step and not owes:
             return [self._ack(rank, step) if self._is_queued(rank) else self._answer(rank)]
-        if step == self.step and rank in self.contributions and rank not in self.withdrawn:
+        if late is not None and owes and late.earlier is not None and step == late.earlier.step:
+            return [self._ack(rank, step) if late.queued >> rank & 1 else self._answer_earlier(late, late.earlier, rank)]
+        if step == self.step and (rank in self.contributions or (late is not None and rank in late.tardy)) and rank not in self.withdrawn:
             self.wants.add(rank)
             return [self._ack(rank, step)]
-        if step < self.step:
+        if step < self.step and not (owes and step == self.step - 1):
             return []  # out of date: the worker has decoded that result since
         raise RemoteProtocolError(f"{self.spec.describe()}: no push of step {step} from worker {rank} has come", ErrorCode.PUSH_MISSING)
 
     def reconnected(self, rank: int) -> None:
         """The rank has a new connection: messages that were queued on the old one may be lost."""
         self.queued &= ~(1 << rank)
+        if self.late is not None:
+            self.late.queued &= ~(1 << rank)
 
     def replaced(self, rank: int) -> None:
         """Another process has taken the rank's place. What the former one has contributed to this step does not count: the new one may still have to take the
@@ -305,7 +242,10 @@ class KeyState:
         self.folding = False
         if not last:
             self.fresh = False
-            self.next_block += 1
+            if self.late is not None and self.late.folded < len(self.late.slots):
+                self.late.folded += FOLD_RANKS
+            else:
+                self.next_block += 1
             return self._advance()
         flags = Flag.NONFINITE if nonfinite else Flag.NONE
         kept = NO_SLOT if nonfinite else slot
@@ -315,7 +255,10 @@ class KeyState:
         """Ranks whose contribution to the present step is missing; empty while no rank has contributed."""
         if not self.contributions:
             return []
-        return [rank for rank in self.spec.ranks if not self._settled(rank) or rank in self.withdrawn]
+        missing = [rank for rank in self.spec.ranks if not self._settled(rank) or rank in self.withdrawn]
+        if self.late is not None and len(missing) <= self.late.most:
+            return self.late.awaited
+        return missing
 
     def wait_text(self, missing: str, more: str = "") -> str:
         """A log line on what is awaited from the ranks ``missing``. more: words on further keys that are awaited from them."""
@@ -360,18 +303,55 @@ class KeyState:
                 ErrorCode.WRONG_CODEC,
             )
         previous_skipped, raised = bool(header.flags & Flag.PREVIOUS_SKIPPED), bool(header.flags & Flag.RAISED)
-        for other, seen in islice(self.contributions.items(), 1):  # those that are here agree with it
-            if (seen.previous_skipped, seen.rescale) != (previous_skipped, header.rescale):
-                if previous_skipped != seen.previous_skipped and (raised or seen.raised):
-                    text = raised_alone(rank if raised else other, f"step {self.step - 1} of {self.spec.describe()}")
+        return Contribution(
+            None if skipped or nonfinite else payload, skipped, nonfinite, previous_skipped, header.rescale, raised, header.payload_bytes
+        )
+
+    def _check_agreement(self, step: int, rank: int, said: Contribution, others: Iterable[tuple[int, Contribution]]) -> None:
+        """Raise RemoteProtocolError unless the others say the same of the step before ``step``."""
+        for other, seen in others:
+            if (seen.previous_skipped, seen.rescale) != (said.previous_skipped, said.rescale):
+                if said.previous_skipped != seen.previous_skipped and (said.raised or seen.raised):
+                    text = raised_alone(rank if said.raised else other, f"step {step - 1} of {self.spec.describe()}")
                     raise RemoteProtocolError(text, ErrorCode.DISAGREE)
                 raise RemoteProtocolError(
-                    f"ranks disagree on step {self.step} of {self.spec.describe()}: rank {other} says previous step "
+                    f"ranks disagree on step {step} of {self.spec.describe()}: rank {other} says previous step "
                     f"{'skipped' if seen.previous_skipped else 'applied'}, rescale {seen.rescale:g}; rank {rank} says "
-                    f"{'skipped' if previous_skipped else 'applied'}, {header.rescale:g}; skip steps and set learning rates alike everywhere",
+                    f"{'skipped' if said.previous_skipped else 'applied'}, {said.rescale:g}; skip steps and set learning rates alike everywhere",
                     ErrorCode.DISAGREE,
                 )
-        return Contribution(None if skipped or nonfinite else payload, skipped, nonfinite, previous_skipped, header.rescale, raised)
+
+    def _may_close(self, late: Late) -> bool:
+        """Whether the step under way need not wait for anybody any more."""
+        return len(self.contributions) >= len(self.spec.ranks) - late.most and not late.awaited
+
+    def _take_late(self, late: Late, rank: int, header: Header, payload: Any) -> list[Action]:
+        """The last step was closed without this."""
+        contribution = self._checked(rank, header, payload)
+        self._check_agreement(header.step, rank, contribution, () if late.first is None else (late.first,))
+        actions: list[Action] = [self._keep_late(late, rank, contribution)]
+        actions.append(self._answer(rank) if header.flags & Flag.WANT_RESULT else self._ack(rank, header.step))
+        if self.contributions and self._may_close(late):
+            late.closed, late.held_up_by = True, rank
+        return actions + self._advance() if self.contributions else actions
+
+    def _keep_late(self, late: Late, rank: int, contribution: Contribution) -> KeepLate:
+        assert self.result is not None
+        slot = late.take(rank, contribution)
+        return KeepLate(slot, contribution.payload, Commit(self.spec.key, self.result, False, self.add_back, self.rescale, late.kept))
+
+    def _fold_late(self, late: Late) -> Fold | None:
+        """The next block of late contributions, which come before all others in a sum; None if none is left. All of them have come."""
+        slots = late.slots[late.folded : late.folded + FOLD_RANKS]
+        if not slots or self._is_poisoned:
+            return None
+        rest = late.slots[late.folded + FOLD_RANKS :]
+        unit = 1.0 if rest else next(iter(self.contributions.values())).rescale
+        return Fold(self.spec.key, self.step, (), self.fresh, last=False, rescale=unit, late=tuple(slots))
+
+    @property
+    def _is_poisoned(self) -> bool:
+        return self.poisoned or (self.late is not None and self.late.poisoned)
 
     @property
     def _blocks(self) -> int:
@@ -379,13 +359,19 @@ class KeyState:
 
     def _advance(self) -> list[Action]:
         """Fold the next block if it is complete and nothing is being folded."""
+        late = self.late
         while not self.folding:
+            if late is not None and late.awaited:
+                return []
+            if late is not None and (fold := self._fold_late(late)) is not None:
+                self.folding = True
+                return [fold]
             ranks = self.spec.ranks[self.next_block * FOLD_RANKS : (self.next_block + 1) * FOLD_RANKS]
             if not all(map(self._settled, ranks)):
                 return []
             came = (
                 [self.contributions[rank] for rank in ranks if rank in self.contributions]
-                if self.absent
+                if self.absent or late is not None
                 else map(self.contributions.__getitem__, ranks)
             )
             payloads = tuple(c.payload for c in came if c.payload is not None)
@@ -395,7 +381,7 @@ class KeyState:
                 self.without.update(self.absent.intersection(ranks).difference(self.contributions))
             if self.next_block == self._blocks - 1:
                 return self._complete(payloads)
-            if payloads and not self.poisoned:
+            if payloads and not self._is_poisoned:
                 self.folding = True
                 return [Fold(self.spec.key, self.step, payloads, self.fresh, last=False)]
             self.next_block += 1
@@ -407,7 +393,7 @@ class KeyState:
         contributors = self._contributors()
         if contributors == 0:
             return self._commit(Result(self.step, Flag.SKIPPED, 0))
-        if self.poisoned:
+        if self._is_poisoned:
             return self._commit(Result(self.step, Flag.NONFINITE, contributors))
         self.folding = True
         add_back = self.last_slot if self.add_back else NO_SLOT
@@ -416,11 +402,13 @@ class KeyState:
 
     def _settled(self, rank: int) -> bool:
         """Whether nothing of the rank is awaited in this step, unless its contribution is withdrawn."""
-        return rank in self.contributions or rank in self.absent
+        return rank in self.contributions or rank in self.absent or (self.late is not None and self.late.closed)
 
     @property
     def _all_settled(self) -> bool:
         missing = len(self.spec.ranks) - len(self.contributions)
+        if self.late is not None:
+            return self.late.closed
         return not missing or bool(self.absent and missing == len(self.absent.difference(self.contributions)))
 
     @property
@@ -440,21 +428,42 @@ class KeyState:
         residual = result.slot != NO_SLOT and self.spec.pull_feedback
         if result.slot != NO_SLOT:
             self.last_slot, self.add_back, self.rescale = result.slot, False, 1.0
+        late = self.late
+        if late is not None:
+            late.completed(self.result, self.queued, self.spec.ranks, self.contributions)
         self.result, self.queued = result, 0
         self.step += 1
         self.contributions.clear()
         self.without.clear()
         self.next_block, self.fresh, self.poisoned = 0, True, False
         wants, self.wants = sorted(self.wants), set()
-        return [Commit(self.spec.key, result, residual, self.add_back, self.rescale), *(self._answer(rank) for rank in wants)]
+        kept = NOTHING_LATE if late is None else late.kept
+        commit = Commit(self.spec.key, result, residual, self.add_back, self.rescale, kept)
+        if late is None:
+            return [commit, *(self._answer(rank) for rank in wants)]
+        return [commit, *(self._answer(rank) for rank in wants if rank not in late.tardy), *self._keep_tardy(late, wants)]
+
+    def _keep_tardy(self, late: Late, wants: Sequence[int]) -> list[Action]:
+        """Keep what has come while its step was being completed."""
+        actions: list[Action] = []
+        for rank, contribution in late.tardy.items():
+            actions.append(self._keep_late(late, rank, contribution))
+            actions += [self._answer(rank)] if rank in wants else []
+        late.tardy.clear()
+        return actions
 
     def _contributors(self) -> int:
-        return sum(not c.skipped for c in self.contributions.values())
+        return sum(not c.skipped for c in self.contributions.values()) + (0 if self.late is None else self.late.contributors)
 
     def _answer_repeat(self, rank: int, step: int) -> list[Action]:
         ack: list[Action] = [self._ack(rank, step)]
+        late = self.late
         if self.result is not None and step == self.result.step and not self._is_queued(rank):
             ack.append(self._answer(rank))
+        elif (
+            late is not None and late.earlier is not None and step == late.earlier.step and late.owes(rank) and not late.queued >> rank & 1
+        ):
+            ack.append(self._answer_earlier(late, late.earlier, rank))
         return ack
 
     def _is_queued(self, rank: int) -> bool:
@@ -464,11 +473,24 @@ class KeyState:
         return Reply(rank, Header(Kind.ACK, plan=self.spec.layout, key=self.spec.key, step=step))
 
     def _answer(self, rank: int) -> Reply:
-        result = self.result
-        assert result is not None
+        assert self.result is not None
         self.queued |= 1 << rank
+        return self._reply(rank, self.result)
+
+    def _answer_earlier(self, late: Late, earlier: Result, rank: int) -> Reply:
+        """The last step was closed without the rank, which may not have got the result before it."""
+        late.queued |= 1 << rank
+        return self._reply(rank, earlier)
+
+    def _reply(self, rank: int, result: Result) -> Reply:
         header = Header(
             Kind.RESULT, result.flags, plan=self.spec.layout, key=self.spec.key, step=result.step, codec=self.spec.pull_codec,
             contributors=result.contributors, payload_bytes=result.payload_bytes,
         )  # fmt: skip
         return Reply(rank, header, result)
+
+
+__all__ = [
+    "FOLD_RANKS", "NO_SLOT", "SMALL_BYTES", "Action", "Commit", "Contribution", "Fold", "KeepLate", "Kept", "KeySpec", "KeyState", "Lend", "Reply", "Restore",
+    "Result",
+]  # fmt: skip

@@ -2,7 +2,8 @@
 written last.
 
 All keys lie in one arena (``blocks.py``). Each has a block there: two records of 64 bytes, two result buffers, and two residual buffers
-if the pull codec keeps a residual. A step writes the buffers that the newest whole record does not
+if the pull codec keeps a residual; where steps do not wait for every rank, a table beside each record of who is late (``late_table.py``), and slots for late
+payloads. A step writes the buffers that the newest whole record does not
 name, then the older record; so a whole record names complete buffers at any time, wherever the process ended. A key that was removed keeps its block; its
 record says so. Weights have blocks of their own (``weights/versions.py``).
 
@@ -24,7 +25,9 @@ from psgc.codecs import CodecPair
 from psgc.errors import PayloadError
 from psgc.layout.update_rule import UpdateRule
 from psgc.server.blocks import BlockId, Blocks, Of
-from psgc.server.step import NO_SLOT, Commit, Kept, Result
+from psgc.server.late import NOTHING_LATE
+from psgc.server.late_table import read_table, table_bytes, write_table
+from psgc.server.step import NO_SLOT, Commit, KeepLate, Kept, Result
 from psgc.server.weights.versions import Versions
 from psgc.transport.memory.segment import Place, Segment, aligned
 
@@ -41,11 +44,13 @@ F32 = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class KeyShape:
-    """What a key needs: bytes of one result payload, and elements of its residual (0: none)."""
+    """What a key needs: bytes of one result payload, and elements of its residual (0: none); how many late contributions a step may have, and bytes of one."""
 
     key: int
     result_bytes: int
     residual_numel: int
+    late: int = 0
+    late_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +77,25 @@ class KeyStore:
         size = 4 * shape.residual_numel
         starts = (residual, residual + aligned(size)) if size else ()
         self._residuals = tuple(block.bytes[start : start + size].view(np.float32) for start in starts)
+        tables = residual + 2 * aligned(size)
+        each = aligned(table_bytes(shape.late)) if shape.late else 0
+        self._tables = tuple(block.bytes[start : start + each] for start in (tables, tables + each) if each)
+        slots, room = tables + 2 * each, aligned(shape.late_bytes)
+        self._late_slots = tuple(block.bytes[slots + i * room : slots + i * room + shape.late_bytes] for i in range(shape.late))
         record = read_record(block.bytes[:first]) or Record()
         self._sequence, self.residual_slot = record.sequence, record.residual_slot  # the latter: the buffer of the committed residual
         self._lengths = list(record.lengths)  # payload bytes in each result buffer
         self._newest = record.kept.newest
         self._pending = record.kept.result, record.kept.add_back, record.kept.rescale
         self._lent_step = -1
+        self._late = NOTHING_LATE
+        if shape.late and record.kept.result is not None:
+            self._late = read_table(self._tables[record.sequence & 1], record.kept.result, record.lengths)
 
     @staticmethod
     def bytes_needed(shape: KeyShape) -> int:
-        return RECORDS_BYTES + 2 * aligned(shape.result_bytes) + 2 * aligned(4 * shape.residual_numel)
+        late = 2 * aligned(table_bytes(shape.late)) + shape.late * aligned(shape.late_bytes) if shape.late else 0
+        return RECORDS_BYTES + 2 * aligned(shape.result_bytes) + 2 * aligned(4 * shape.residual_numel) + late
 
     def populate(self) -> None:
         """Make its pages, from any thread and without the GIL. Raises OSError where there is no memory."""
@@ -104,7 +118,7 @@ class KeyStore:
     def kept(self) -> Kept:
         """As of the last commit, whichever process made it."""
         result, add_back, rescale = self._pending
-        return Kept(result, self._newest, add_back, rescale)
+        return Kept(result, self._newest, add_back, rescale, self._late)
 
     def place(self, slot: int) -> Place:
         """Where result buffer 0 or 1 lies, as long as the payload bound."""
@@ -139,9 +153,22 @@ class KeyStore:
         ready, self._lent_step = self._lent_step == step, step
         return self._residuals[1 - self.residual_slot], ready
 
+    def keep_late(self, keep: KeepLate) -> None:
+        """Keep a late contribution. Raises PayloadError for a payload that is too long."""
+        if keep.payload is not None:
+            slot, nbytes = self._late_slots[keep.slot], len(keep.payload)
+            if nbytes > len(slot):
+                raise PayloadError(f"a late contribution of {nbytes} bytes, expected at most {len(slot)}")
+            slot[:nbytes] = np.frombuffer(keep.payload, np.uint8)
+        self.commit(keep.commit)
+
+    def late_payload(self, slot: int) -> Bytes:
+        """Of the late contribution in this slot."""
+        return self._late_slots[slot][: self._late.owed[slot].payload_bytes]
+
     def commit(self, commit: Commit) -> None:
         """Make the outcome of a step the key's state. The older record is written; until its last word is, the other one counts."""
-        _, result, residual, add_back, rescale = commit
+        _, result, residual, add_back, rescale, late = commit
         step, flags, contributors, slot, payload_bytes = result
         if slot >= 0:
             self._newest = slot
@@ -149,7 +176,9 @@ class KeyStore:
         if residual:
             self.residual_slot = 1 - self.residual_slot
         self._sequence = sequence = self._sequence + 1
-        self._pending = result, add_back, rescale
+        self._pending, self._late = (result, add_back, rescale), late
+        if self._tables:
+            write_table(self._tables[sequence & 1], late)
         at = RECORD_BYTES * (sequence & 1)
         records = self._records
         records[at + RECORD_BYTES - 8 : at + RECORD_BYTES] = NO_SEQUENCE

@@ -18,6 +18,7 @@ from psgc.codecs import BucketContext, parse_scheme
 from psgc.config import Config
 from psgc.errors import JobFailed, PsgcError, UsageError
 from psgc.layout import OF_MODELS, Declaration, Layout, build_layout
+from psgc.layout.backup import check_backup
 from psgc.layout.byteps_hash import HashPlacement
 from psgc.observe.figures import Figures
 from psgc.processes.descriptors import raise_limit
@@ -62,6 +63,7 @@ class ClusterSession(SessionWithOutcome):
         self._opening = threading.Lock()
         self._lock = threading.Lock()
         self._barriers = 0
+        self._meetings: dict[int, int] = {}  # by layout, the number of its last barrier
         self._behind = False  # this process has taken another's place, and has not the job's state yet
 
     @classmethod
@@ -239,7 +241,12 @@ class ClusterSession(SessionWithOutcome):
         members = [(work, work.bucket.members or self.ranks.everybody) for work in works]
         mine = [work for work, of in members if of[work.bucket.index % len(of)] == self.rank]  # of servers' residuals
         answers = questions(mine, dropped)
+        meets = layout.backup and any(work.kept.server_parts for work in works)
+        if meets:  # else the others might take two steps before this rank has asked
+            self._meet_again(layout)
         self._transfer([transfer for asked in answers.values() for transfer in asked])
+        if meets:
+            self._meet_again(layout)
         take_answers(memory, mine, answers)
         return memory
 
@@ -249,6 +256,10 @@ class ClusterSession(SessionWithOutcome):
         self._transfer(take_up(memory, layout, works))
         if not alone and any(work.kept.server_parts for work in works):
             self._meet(1, layout.id)  # a push must not overtake another rank's residual, which servers take before the first step only
+
+    def _meet_again(self, layout: Layout) -> None:
+        self._meetings[layout.id] = number = self._meetings.get(layout.id, 1) + 1
+        self._meet(number, layout.id)
 
     def retire(self, layout: Layout) -> None:
         self._executor.retire(layout)
@@ -331,11 +342,11 @@ class ClusterSession(SessionWithOutcome):
             if known is None:
                 for dtype in {tensor.dtype for tensor in declaration.tensors}:
                     parse_scheme(declaration.codec, BucketContext(dtype))
-                self._check_shrinks(
-                    build_layout(  # the scheduler's own would end the job
-                        declaration, layout_id=0, servers=self.config.servers, workers=self.size, ranks=self.ranks
-                    )
+                layout = build_layout(  # the scheduler's own would end the job
+                    declaration, layout_id=0, servers=self.config.servers, workers=self.size, ranks=self.ranks
                 )
+                self._check_shrinks(layout)
+                check_backup(layout)
                 self._names[declaration.name] = _Declared(declaration, given)
                 return declaration
         declaration.check_same(known.declaration)

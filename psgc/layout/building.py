@@ -148,6 +148,7 @@ def build_layout(
         layout_id, declaration.name, declaration.kind, declaration.mean, declaration.root, workers, tensors, buckets,
         max(declaration.seed, 0), declaration.stream or declaration.name, declaration.past_steps, turn, declaration.rule,
         _ahead(cut, speed, servers) if declaration.kind == "plan" and servers else 0, declaration.members,
+        declaration.backup,
     ))  # fmt: skip
 
 

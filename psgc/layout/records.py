@@ -32,6 +32,7 @@ MAX_LAYOUTS: Final = 1 << 16
 NO_SERVER: Final = -1  # of a part that runs over groups of ranks
 _LEFT_OUT: Final = (
     "servers", "option", "turns", "device", "keys", "contributors", "hashed", "rule", "awaited_singly", "members", "ahead",
+    "backup",
 )  # where they are empty  # fmt: skip
 DEVICES: Final = ("", "gpu", "gpu/cpu", "cpu/gpu")  # of a bucket that every rank pushes
 OF_EACH_RANK: Final = ("order", "used")  # fields of a Declaration that ranks need not agree on
@@ -100,6 +101,8 @@ class Declaration:
 
     members: the ranks that declare it, ascending, whose buckets all of its buckets are; (): all ranks.
 
+    backup:  how many ranks' contributions a step on a server need not wait for; they are added to the next step.
+
     Two fields continue the random streams and warm-ups of an earlier job's layout. stream: the name that the streams belong to, "" for ``name``; past_steps:
     the steps that the tensors have taken before.
     """
@@ -124,6 +127,7 @@ class Declaration:
     rule: str = field(default="", metadata=LEFT_OUT_IF_EMPTY)
     awaited_singly: bool = field(default=False, metadata=LEFT_OUT_IF_EMPTY)
     members: tuple[int, ...] = field(default=(), metadata=LEFT_OUT_IF_EMPTY)
+    backup: int = field(default=0, metadata=LEFT_OUT_IF_EMPTY)
 
     def to_json(self) -> dict[str, Any]:
         tensors = [_fields_of(tensor) for tensor in self.tensors]
@@ -167,8 +171,8 @@ class Declaration:
         sizes = (declaration.part_bytes - 1, declaration.fuse_bytes, declaration.min_compress_bytes, declaration.past_steps)
         if not _ascending(declaration.members):
             raise _malformed(f"members {declaration.members!r:.80}")
-        if min(*sizes, declaration.root) < 0:
-            raise _malformed("a size, a number of steps or the root is negative")
+        if min(*sizes, declaration.root, declaration.backup) < 0:
+            raise _malformed("a size, a number of steps or ranks, or the root is negative")
         planned = [i for bucket in buckets for i in bucket.tensors]
         if not set(planned).issubset(known) or len(set(planned)) < len(planned):
             raise _malformed(f"buckets name tensors that are not among the {len(tensors)}, or twice")
@@ -271,7 +275,7 @@ class Bucket:
 class Layout:
     """One declared set of tensors, fused and cut. Equal on every member: ``to_json`` is canonical. seed, stream, past_steps: of random
     streams and warm-ups: their step n is the layout's n-th step after ``past_steps``. turn: the server of the first part, modulo
-    their number. rule, members: as declared. ahead: bytes that each rank may push to a server ahead of its sums; 0: what the server has room for."""
+    their number. rule, members, backup: as declared. ahead: bytes that each rank may push to a server ahead of its sums; 0: what the server has room for."""
 
     id: int
     name: str
@@ -288,6 +292,7 @@ class Layout:
     rule: str = field(default="", metadata=LEFT_OUT_IF_EMPTY)
     ahead: int = field(default=0, metadata=LEFT_OUT_IF_EMPTY)
     members: tuple[int, ...] = field(default=(), metadata=LEFT_OUT_IF_EMPTY)
+    backup: int = field(default=0, metadata=LEFT_OUT_IF_EMPTY)
 
     @cached_property
     def number(self) -> int:

@@ -42,3 +42,16 @@ def test_what_travels_is_fewer_bytes_headers_included(make_job: Callable[..., An
     wire = [json.loads((tmp_path / f"{number}.json").read_text())["wire_bytes_per_step_per_worker"] for number in range(len(least))]
     for (codec, ratio), travelled in zip(least.items(), wire, strict=True):
         assert wire[0] / travelled >= ratio, codec
+
+
+@pytest.mark.timeout(300)
+def test_gradients_that_are_a_step_late_train_as_well(make_job: Callable[..., Any], tmp_path: Path) -> None:
+    found = []
+    for backup in ("0", "1"):
+        out = tmp_path / f"{backup}.json"
+        env = {"PSGC_BACKUP_WORKERS": backup}
+        make_job(nodes=3, env=env).said("--codec", "none", "--steps", "150", "--out", str(out), job=str(EXAMPLES / "train_digits.py"))
+        found.append(json.loads(out.read_text()))
+    waiting, late = found
+    assert min(waiting["val_accuracy"], late["val_accuracy"]) > 0.93, found
+    assert late["wire_bytes_per_step_per_worker"] == pytest.approx(waiting["wire_bytes_per_step_per_worker"], rel=0.01)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim_link import ControlLine, Host, Line, SimLink
 from sim_network import TORN, Place, read
-from sim_oracle import name_of_residual, name_of_restored, name_of_result, restored_of
+from sim_oracle import name_of_residual, name_of_restored, name_of_result, name_of_unit, restored_of
 
 from psgc import __version__
 from psgc.layout import Layout
@@ -21,7 +21,7 @@ from psgc.scheduler.post import FIRST_EPOCH as EPOCH
 from psgc.scheduler.records import Record, from_json, to_json
 from psgc.server import state as server_state
 from psgc.server.state import Commit, Effect, Fault, Fold, Restore, SendResidual, ServerState, specs_of
-from psgc.server.step import NO_SLOT, Kept, Result
+from psgc.server.step import NO_SLOT, KeepLate, Kept, Result
 from psgc.transport.security.handshake import ServerProof, worker_key
 from psgc.wire.frames import SERVER_SENDER, UNASSIGNED_SENDER, Header, Kind
 from psgc.wire.messages import Register, Topology, decode_json, encode_body
@@ -115,7 +115,7 @@ class CrashedError(Exception):
 
 class SimServer:
     """What server/loop.py does around ServerState, with named results in place of memory. Its processes end, and others follow: ``slots``, ``committed``,
-    ``residuals`` and ``kept`` are what the launcher keeps; everything else is a process's own."""
+    ``before``, ``residuals``, ``kept`` and ``late`` are what the launcher keeps; everything else is a process's own."""
 
     def __init__(self, world: World, index: int) -> None:
         self.world, self.clock, self.rng = world, world.clock, world.rng
@@ -125,6 +125,8 @@ class SimServer:
         self.committed: dict[int, Result] = {}
         self.residuals: dict[int, Any] = {}
         self.kept: dict[int, Kept] = {}
+        self.before: dict[int, Result] = {}  # results before those in ``committed``
+        self.late: dict[tuple[int, int], Any] = {}  # by key and slot, payloads that came late
         self.ended = self.down = False
         self.incarnation = 0
         self._begin()
@@ -271,6 +273,8 @@ class SimServer:
         if header.kind == Kind.PUSH and header.payload_bytes and peer in self.state.ranks and not self.world.network.repeating:
             state = self.state.keys[header.key].state
             lacks = header.step == state.step and header.sender not in state.contributions
+            if state.late is not None:
+                lacks = state.late.owes(header.sender) if header.step == state.step - 1 else lacks and header.sender not in state.late.tardy
             late = not peer.owner.is_current(peer)  # the worker has given it up, and asked on another since
             again = (
                 header.sender in self.state.incarnations or header.sender in self.state.absent
@@ -307,6 +311,8 @@ class SimServer:
                 self._begin_fold(effect)
             elif isinstance(effect, Commit):
                 self._commit(effect)
+            elif isinstance(effect, KeepLate):
+                self._keep_late(effect)
             elif isinstance(effect, SendResidual):
                 self._send_residual(effect)
             elif isinstance(effect, Restore):
@@ -320,6 +326,14 @@ class SimServer:
         header, place = send.header, None
         if header.kind == Kind.RESULT:
             kept = self.committed.get(header.key)
+            if (before := self.before.get(header.key)) is not None and before.step == header.step:
+                assert self.state is not None
+                late = self.state.keys[header.key].state.late
+                check(
+                    late is not None and late.earlier == before,
+                    lambda: f"server {self.index}: {header} is sent again after the next result",
+                )
+                kept = before
             check(kept is not None and kept.step == header.step, lambda: f"server {self.index}: {header} is sent, what it keeps is {kept}")
             assert kept is not None
             check(kept.slot == (NO_SLOT if send.result_slot is None else send.result_slot), lambda: f"{send} is not of {kept}")
@@ -339,10 +353,19 @@ class SimServer:
             check(self.slots[commit.key, result.slot] != TORN, lambda: f"{commit} while its slot is being written")
         if commit.residual:
             self.residuals[commit.key] = self._pending.pop(commit.key)
+        if commit.key in self.committed:
+            self.before[commit.key] = self.committed[commit.key]
         self.committed[commit.key] = result
         before = self.kept.get(commit.key, Kept(None))
         newest = before.newest if result.slot == NO_SLOT else result.slot
-        self.kept[commit.key] = Kept(result, newest, commit.add_back, commit.rescale)
+        self.kept[commit.key] = Kept(result, newest, commit.add_back, commit.rescale, commit.late)
+
+    def _keep_late(self, keep: KeepLate) -> None:
+        kept = self.kept[keep.key]
+        check(kept.result == keep.commit.result, lambda: f"server {self.index}: {keep}, but what is kept is {kept}")
+        if keep.payload is not None:
+            self.late[keep.key, keep.slot] = read(keep.payload)
+        self.kept[keep.key] = kept._replace(late=keep.commit.late)
 
     def _begin_fold(self, fold: Fold) -> None:
         """The engine: reads its inputs when it begins and once more when it ends, and must find the same."""
@@ -352,7 +375,8 @@ class SimServer:
 
     def _inputs(self, fold: Fold) -> Any:
         owed = None if fold.add_back == NO_SLOT else self.slots[fold.key, fold.add_back]
-        return [read(payload) for payload in fold.payloads], owed, self.residuals.get(fold.key)
+        payloads = [read(payload) for payload in fold.payloads] + [self.late[fold.key, slot] for slot in fold.late]
+        return payloads, owed, self.residuals.get(fold.key)
 
     def _end_fold(self, fold: Fold, inputs: Any) -> None:
         assert self.state is not None
@@ -364,6 +388,8 @@ class SimServer:
             blocks.clear()
         if payloads:
             blocks.append(tuple(payloads))
+        if fold.late and fold.rescale != 1:
+            blocks.append((name_of_unit(fold.rescale),))
         nonfinite = False
         if fold.last:
             nonfinite = self.world.oracle.overflows(fold.key, fold.step)

@@ -71,6 +71,11 @@ def name_of_residual(key: int, step: int) -> tuple[Any, ...]:
     return ("e", key, step)
 
 
+def name_of_unit(rescale: float) -> tuple[Any, ...]:
+    """What multiplies the late contributions in front of it."""
+    return ("u", rescale)
+
+
 def name_of_restored(key: int, firsts: set[int]) -> tuple[Any, ...]:
     """A residual that was set before the first step, from these elements on."""
     return ("x", key, tuple(sorted(firsts)))
@@ -95,6 +100,7 @@ class Oracle:
         self.left_out: dict[
             tuple[int, int], frozenset[int]
         ] = {}  # key and step -> ranks without which it was taken; told before its result is sent
+        self.late: dict[tuple[int, int], frozenset[int]] = {}  # the same, of ranks whose contribution belongs to the next step then
 
     def know(self, layout: Layout, specs: list[KeySpec]) -> None:
         """A layout as servers have it, and the specs of its keys on one server."""
@@ -111,6 +117,9 @@ class Oracle:
             parts = len(layout.buckets[bucket].parts)
             found = self.words[at] = self._broadcast(layout, parts) if layout.kind == "broadcast" else self._drawn(parts)
         return found
+
+    def layout(self, key: int) -> Layout:
+        return self._layouts[self._places[key][0]]
 
     def number(self, key: int) -> int:
         """The key's place among its bucket's."""
@@ -169,24 +178,31 @@ class Oracle:
             history.owed = history.last_value
         history.rescale *= word.rescale
         history.last_had_payload = False
-        left_out = self.left_out.get((key, step), frozenset())
+        left_out = self.left_out.get((key, step), frozenset()) | self.late.get((key, step), frozenset())
         pushing = [rank for rank in spec.ranks if rank not in word.skipping and rank not in left_out]
-        if not pushing:
+        before = self.word(layout, bucket, step - 1) if self.late.get((key, step - 1)) else word
+        late = sorted(self.late.get((key, step - 1), frozenset()) - before.skipping)
+        contributors = len(pushing) + len(late)
+        if not contributors:
             return Outcome(Flag.SKIPPED, 0)
-        if word.poisoned[part].intersection(pushing) or part in word.overflow:
-            return Outcome(Flag.NONFINITE, len(pushing))
-        value = self._value(key, history, pushing)
+        if word.poisoned[part].intersection(pushing) or before.poisoned[part].intersection(late) or part in word.overflow:
+            return Outcome(Flag.NONFINITE, contributors)
+        value = self._value(key, history, pushing, late, word.rescale)
         history.last_value, history.last_had_payload = name_of_result(key, step), True
         if spec.pull_feedback:
             history.residual, history.owed, history.rescale = name_of_residual(key, step), None, 1.0
-        return Outcome(Flag.NONE, len(pushing), value)
+        return Outcome(Flag.NONE, contributors, value)
 
-    def _value(self, key: int, history: _History, pushing: list[int]) -> Any:
+    def _value(self, key: int, history: _History, pushing: list[int], late: list[int], unit: float) -> Any:
         spec = self._specs[key]
         if spec.root is not None:
             return payload_of(key, history.step, spec.root)
         ranks_of = (spec.ranks[first : first + BLOCK_RANKS] for first in range(0, len(spec.ranks), BLOCK_RANKS))
         blocks = [tuple(payload_of(key, history.step, rank) for rank in ranks if rank in pushing) for ranks in ranks_of]
-        tree = tuple(block for block in blocks if block)
+        come_late = [payload_of(key, history.step - 1, rank) for rank in late]
+        first = [tuple(come_late[at : at + BLOCK_RANKS]) for at in range(0, len(late), BLOCK_RANKS)]
+        if late and unit != 1:
+            first.append((name_of_unit(unit),))
+        tree = (*first, *(block for block in blocks if block))
         name = name_of_result(key, history.step)
         return (*name, tree, history.residual, history.owed, history.rescale) if spec.pull_feedback else (*name, tree)

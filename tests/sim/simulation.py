@@ -73,6 +73,7 @@ class Scenario:
     publishes: bool = False  # ranks tell each other where they are before the first step
     weather: Weather = field(default_factory=Weather)
     chances: Chances = field(default_factory=Chances)
+    backup: int = 0  # of the model: how many ranks a step need not wait for
     expected_errors: frozenset[ErrorCode] = frozenset({ErrorCode.PUSH_MISSING})
 
     @classmethod
@@ -259,7 +260,7 @@ class World:
         buckets = tuple(
             BucketSpec((i,), codec, -i, parts, option=BEHIND_NODES[i % 2]) for i, parts in enumerate(self.scenario.parts)
         ) if self.scenario.node_sizes else ()  # fmt: skip
-        return Declaration("model", "plan", tensors, codec, True, 0, everything, everything, 1, 1, 0, buckets)
+        return Declaration("model", "plan", tensors, codec, True, 0, everything, everything, 1, 1, 0, buckets, backup=self.scenario.backup)
 
     def named(self) -> list[Declaration]:
         """Ad-hoc sums and broadcasts, each of one tensor."""

@@ -22,6 +22,7 @@ from psgc.torch.gradients.in_backward import BackwardGradients
 from psgc.torch.gradients.rows import has_sparse, rows_among
 from psgc.torch.plans.choice import Given, chosen
 from psgc.torch.session import api
+from psgc.torch.session.backup import refuse_backup
 from psgc.torch.session.replaceable import refuse_replaceable
 from psgc.torch.tensors.broadcast import broadcast_parameters, broadcast_tensors
 from psgc.torch.tensors.declaring import spec_of
@@ -53,6 +54,7 @@ class DistributedDataParallel(torch.nn.Module):
             )
         session = api.current_session()
         refuse_replaceable(session, "DistributedDataParallel")
+        refuse_backup(session, "DistributedDataParallel")
         choice = chosen(session, compression, "DistributedDataParallel")
         if choice.auto:
             raise UsageError(

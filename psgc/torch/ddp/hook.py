@@ -25,6 +25,7 @@ from psgc.torch.ddp.parameters import laid_out
 from psgc.torch.gradients.last_step import NONE_WAIT
 from psgc.torch.plans.choice import Given, chosen, switched
 from psgc.torch.session import api
+from psgc.torch.session.backup import refuse_backup
 from psgc.torch.session.replaceable import refuse_replaceable
 from psgc.torch.tensors.codec_text import codec_text
 
@@ -60,6 +61,7 @@ class DdpHook:
         api.init()
         self._session = api.current_session()
         refuse_replaceable(self._session, "ddp_hook")
+        refuse_backup(self._session, "ddp_hook")
         check_world(self._session)
         choice = chosen(self._session, codec_or_plan, "ddp_hook")
         if self._session.config.profile:

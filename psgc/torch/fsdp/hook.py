@@ -23,6 +23,7 @@ from psgc.torch.fsdp.units import replicas_of, units_of
 from psgc.torch.gradients.linearity import CodecAdvice
 from psgc.torch.plans.choice import Choice, Given, chosen, plan_for, switched
 from psgc.torch.session import api
+from psgc.torch.session.backup import refuse_backup
 from psgc.torch.session.replaceable import refuse_replaceable
 
 
@@ -55,6 +56,7 @@ class FsdpHook:
         api.init()
         session = self._session = api.current_session()
         refuse_replaceable(session, "fsdp_hook")
+        refuse_backup(session, "fsdp_hook")
         if session.whole is not session:
             raise UsageError("fsdp_hook finds the replicas of each shard by itself; call init() without mesh")
         check_world(session)

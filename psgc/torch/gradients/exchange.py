@@ -20,7 +20,7 @@ from psgc.errors import UsageError
 from psgc.layout import BucketSpec, Declaration, Layout, TensorSpec
 from psgc.torch.device.engines import engine_of
 from psgc.torch.gradients.last_step import LastStep
-from psgc.torch.gradients.layouts import Declared, Layouts
+from psgc.torch.gradients.layouts import Declared, Layouts, refuse_late
 from psgc.torch.gradients.observer import UNOBSERVED, Observer
 from psgc.torch.gradients.written import Written
 from psgc.torch.plans.choice import Choice
@@ -68,6 +68,15 @@ class GradientExchange(Generic[B]):
     @mean.setter
     def mean(self, mean: bool) -> None:
         self._layouts.mean = mean
+
+    @property
+    def backup(self) -> int:
+        """How many ranks' gradients a step need not wait for. It is changed before any are declared."""
+        return self._layouts.backup
+
+    @backup.setter
+    def backup(self, backup: int) -> None:
+        self._layouts.backup = backup
 
     @property
     def sparse(self) -> frozenset[str]:
@@ -214,6 +223,7 @@ class GradientExchange(Generic[B]):
     def refuse_leaving(self) -> None:
         """Raise UsageError in the middle of a step, or where ``auto`` or a profile observes steps."""
         self.last.refuse_midway()
+        refuse_late(self.backup, "suspend()")
         if self.observer is not UNOBSERVED:
             raise UsageError("suspend(): auto and PSGC_PROFILE observe the steps of one job; name a codec or a plan, or start a new job")
 

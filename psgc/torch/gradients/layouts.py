@@ -14,6 +14,7 @@ import torch
 
 from psgc.errors import UsageError
 from psgc.layout import BucketSpec, Declaration, Layout, TensorSpec
+from psgc.layout.backup import NAME
 from psgc.plan.model.plan import Plan
 from psgc.torch.device.engines import engine_of
 from psgc.torch.gradients.rows import rows_bucket, rows_spec
@@ -27,6 +28,13 @@ from psgc.worker.session import Session
 
 logger = logging.getLogger(__name__)
 FIRST: Final = ("optimizer0", "ddp0")  # whose layouts are written to files
+
+
+def refuse_late(backup: int, what: str) -> None:
+    if backup:
+        raise UsageError(
+            f"{what}: under {NAME}={backup} a gradient may come after its step, and would be lost with this layout; begin by what you switch to, or unset it"
+        )
 
 
 class Declared(NamedTuple):
@@ -57,6 +65,7 @@ class Layouts:
     ) -> None:
         self.session, self.name, self.choice, self.sparse = session, name, choice, sparse
         self.mean = True
+        self.backup = 0  # how many ranks' gradients a step need not wait for
         self.residuals = Residuals(session)
         self._whole, self._turn = whole, turn
         self._so_far = _Declared()
@@ -82,7 +91,8 @@ class Layouts:
         self._so_far.tensors = 0
 
     def switch(self, choice: Choice) -> None:
-        """From the next step on, gradients travel by this choice."""
+        """From the next step on, gradients travel by this choice. Raises UsageError where a step may be closed without a rank: it is late then."""
+        refuse_late(self.backup, "switch_plan()")
         self._next = choice
 
     def take_next(self, put_back: bool) -> bool:
@@ -171,7 +181,18 @@ class Layouts:
 
     def _declaration(self, specs: tuple[TensorSpec, ...], codec: str, order: tuple[int, ...], used: Sequence[int]) -> Declaration:
         turn = self._turn + self._so_far.layouts
-        return declaration(self.session, self.name, "plan", specs, codec, mean=self.mean, order=order, used=tuple(sorted(used)), turn=turn)
+        return declaration(
+            self.session,
+            self.name,
+            "plan",
+            specs,
+            codec,
+            mean=self.mean,
+            order=order,
+            used=tuple(sorted(used)),
+            turn=turn,
+            backup=self.backup,
+        )
 
     def _plan_of(self, specs: tuple[TensorSpec, ...]) -> Plan | None:
         """The choice's plan, of these tensors."""

@@ -20,6 +20,7 @@ from psgc.layout import BucketSpec, Layout, TensorSpec
 from psgc.layout.collective import GATHERED
 from psgc.layout.records import Bucket
 from psgc.torch.plans.choice import Choice
+from psgc.torch.session.backup import refuse_backup
 from psgc.torch.session.replaceable import refuse_replaceable
 from psgc.torch.tensors.buffers import Array
 from psgc.wire.frames import MAX_PAYLOAD_BYTES
@@ -58,6 +59,7 @@ def rows_among(session: Session, given: Sparse, names: Mapping[torch.Tensor, str
     if reason:
         raise UsageError(f"{by}: the gradient of {min(found)!r} is to be sparse, but {reason}; use sparse=False in its layer")
     refuse_replaceable(session, f"{by} with sparse gradients", "use sparse=False in the layers, or PSGC_ON_WORKER_LOSS=stop")
+    refuse_backup(session, f"{by} with sparse gradients", "use sparse=False in the layers")
     return found
 
 

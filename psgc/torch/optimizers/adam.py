@@ -31,6 +31,7 @@ from psgc.torch.optimizers.averaging import Distributed
 from psgc.torch.optimizers.wrapping import check_passes, pairs_of, parameter_spec
 from psgc.torch.plans.choice import Choice, refuse_asynchronous
 from psgc.torch.session import api
+from psgc.torch.session.backup import refuse_backup
 from psgc.torch.session.replaceable import refuse_replaceable
 from psgc.torch.state.saved import MOMENTA
 from psgc.torch.tensors.codec_text import check_carries, codec_text
@@ -52,6 +53,7 @@ class FrozenVarianceAdam(Distributed):
         check_passes(backward_passes_per_step)
         session = api.current_session()
         refuse_replaceable(session, "an optimizer that sends momenta")
+        refuse_backup(session, "an optimizer that sends momenta")
         if session.config.async_mode:
             refuse_asynchronous(type(self).__name__)
         if session.config.plan:

@@ -23,6 +23,7 @@ from psgc.torch.optimizers.refusals import refuse_foreign
 from psgc.torch.optimizers.wrapping import become, check_count, check_passes, named_parameters_of, names_of, parameter_spec
 from psgc.torch.plans.choice import Given, chosen
 from psgc.torch.session import api
+from psgc.torch.session.backup import refuse_backup
 from psgc.torch.session.replaceable import refuse_replaceable
 from psgc.torch.tensors.broadcast import refuse_lbfgs
 
@@ -65,6 +66,7 @@ def CrossBarrier(  # noqa: N802 - BytePS's name
     check_count("CrossBarrier: num_steps", num_steps)
     session = api.current_session()
     refuse_replaceable(session, "CrossBarrier")
+    refuse_backup(session, "CrossBarrier")
     choice = chosen(session, compression, "CrossBarrier")
     if choice.auto or session.config.profile:
         raise UsageError(

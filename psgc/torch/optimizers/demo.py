@@ -20,6 +20,7 @@ from psgc.codecs.outer import CHUNK, SIDE
 from psgc.codecs.relay import join_payloads
 from psgc.errors import UsageError
 from psgc.torch.session import api
+from psgc.torch.session.backup import refuse_backup
 from psgc.torch.session.replaceable import refuse_replaceable
 from psgc.torch.state import saved
 from psgc.torch.state.residuals import Kept, check_sizes
@@ -72,6 +73,7 @@ class DeMo(torch.optim.Optimizer):
         api.init()
         self._session = session = api.current_session()
         refuse_replaceable(session, "DeMo")
+        refuse_backup(session, "DeMo")
         if not session.config.solo and not session.config.servers:
             raise UsageError(
                 "DeMo: servers relay what ranks send, and this job has none: start some (psgc run --servers 1, DMLC_NUM_SERVER)"

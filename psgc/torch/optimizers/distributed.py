@@ -22,6 +22,7 @@ from psgc.torch.optimizers.refusals import refuse_foreign
 from psgc.torch.optimizers.wrapping import become, check_passes, names_of
 from psgc.torch.plans.choice import Given, chosen
 from psgc.torch.session import api
+from psgc.torch.session.backup import backup_of, refuse_backup
 from psgc.torch.tensors.broadcast import check_optimizer, refuse_lbfgs
 
 logger = logging.getLogger(__name__)
@@ -94,9 +95,15 @@ def DistributedOptimizer(  # noqa: N802 - BytePS's and Horovod's name
         if gradient_as_bucket_view:
             raise UsageError("gradient_as_bucket_view: under PSGC_ASYNC=1 gradients stay on their rank, and are in no bucket; leave it out")
         return make_asynchronous(optimizer, session, names, choice)
+    backup = backup_of(session)
+    if backup:
+        refuse_lbfgs(optimizer, "PSGC_BACKUP_WORKERS")
+        if choice.auto:
+            refuse_backup(session, 'DistributedOptimizer by "auto", which changes how they travel', "name a codec")
     rates = learning_rates(optimizer) if residuals_follow_lr else None
     distributed = overlapped(optimizer) if overlapped_step else become(optimizer, Distributed)
     distributed._psgc_join(session, names, choice, backward_passes_per_step, rates, late_synchronization, gradient_as_bucket_view, rows)
+    distributed._psgc_gradients.exchange.backup = backup
     observe(distributed._psgc_gradients.exchange, names)
     distributed._psgc_gradients.advice = CodecAdvice()
     distributed._psgc_gradients.watch()

@@ -27,6 +27,7 @@ from psgc.server.syncer.values import pair_of
 from psgc.torch.rarely.fragment import parts_of
 from psgc.torch.rarely.schedule import Schedule
 from psgc.torch.session import api
+from psgc.torch.session.backup import refuse_backup
 from psgc.torch.session.replaceable import refuse_replaceable
 from psgc.torch.tensors.codec_text import codec_text, given_text
 from psgc.torch.tensors.held import held_dtype
@@ -68,6 +69,7 @@ class Decoupled:
         api.init()
         session = api.current_session()
         refuse_replaceable(session, "Decoupled")
+        refuse_backup(session, "Decoupled")
         if session.size > 1:
             raise UsageError(
                 f"Decoupled: a learner is one process, and this job has {session.size}; start learners one by one, each with a name of its own"

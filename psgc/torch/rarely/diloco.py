@@ -24,6 +24,7 @@ from psgc.torch.rarely.fragment import Fragment, Outer, parts_of
 from psgc.torch.rarely.held_fragment import HeldFragment
 from psgc.torch.rarely.schedule import Schedule
 from psgc.torch.session import api
+from psgc.torch.session.backup import refuse_backup
 from psgc.torch.session.replaceable import refuse_replaceable
 from psgc.torch.state import saved
 from psgc.torch.tensors.broadcast import broadcast_parameters
@@ -76,6 +77,7 @@ class DiLoCo:
         api.init()
         session = api.current_session()
         refuse_replaceable(session, "DiLoCo")
+        refuse_backup(session, "DiLoCo")
         choice = _codec_of(chosen(session, codec, "DiLoCo"))
         number = api.next_number(session, "diloco")
         name, self._front = f"diloco{number}", None

@@ -46,6 +46,7 @@ class KeptLayout:
             return None
         if any(found.get(tensor.name) != tensor for tensor in mine.tensors):
             return None
+        mine = replace(mine, backup=default.backup)
         if not default.buckets:
             return mine
         if len(found) != len(mine.tensors) or cuts(default, workers) != cuts(mine, workers):
