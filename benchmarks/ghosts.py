@@ -44,9 +44,9 @@ from psgc.config import Config
 from psgc.diagnostics.machine import machine
 from psgc.launch.tables import print_table
 from psgc.layout import Declaration, TensorSpec
+from psgc.transport.server_link import ServerLink, connect_server
 from psgc.wire.frames import Header, Kind
 from psgc.wire.messages import ErrorCode
-from psgc.worker.connections.links import ServerLink, connect_server
 
 REAL: Final = 2
 RECORDED_STEPS: Final = 6

@@ -28,8 +28,8 @@ from simulated_members import Failed, Job, Known, Peer, Worker
 from psgc.diagnostics.machine import machine
 from psgc.layout import Layout, TensorSpec
 from psgc.transport.link_set import LinkSet
+from psgc.transport.server_link import connect_server
 from psgc.wire.frames import Flag, Header, Kind
-from psgc.worker.connections.links import connect_server
 
 NUMEL = 16  # of a key
 

@@ -25,11 +25,11 @@ from psgc.config import Config
 from psgc.layout import Declaration, Layout
 from psgc.transport.link import Link
 from psgc.transport.link_set import LinkSet
+from psgc.transport.server_link import ServerLink
 from psgc.transport.watch import Watch
 from psgc.wire.frames import Header, Kind
 from psgc.wire.messages import Topology
 from psgc.wire.reports import Report
-from psgc.worker.connections.links import ServerLink
 from psgc.worker.coordinator import Coordinator
 from psgc.worker.membership import Membership
 

@@ -129,6 +129,8 @@ class Config:
     heartbeat_s: float = 1.0
     silence_s: float = 5.0
     on_server_loss: str = "restart"
+    replicas: bool = False
+    standby: bool = False
     on_worker_loss: str = "stop"
     incarnation: int = 0  # of a worker, from 1, under a launcher that starts another process in its place
     on_scheduler_loss: str = "restart"
@@ -309,6 +311,31 @@ class Config:
                 f"unset it"
             )
         self.require_replaceable()
+        self.require_replicable()
+
+    def require_replicable(self) -> None:
+        """Raise ConfigError where servers are to outlive their machines, but cannot."""
+        if not self.replicas:
+            return
+        asked, remedy = "PSGC_REPLICAS=1", "or leave it at 0"
+        if self.embedded:
+            raise ConfigError(
+                f"{asked} and PSGC_SERVERS=embedded: a lost machine takes workers with it, and torchrun then ends the others; start servers with "
+                f"psgc-launch, {remedy}"
+            )
+        if self.servers < 2:
+            raise ConfigError(
+                f"{asked} and DMLC_NUM_SERVER={self.servers}: what a server keeps is sent to another server's machine; start servers on two "
+                f"machines or more, {remedy}"
+            )
+        if self.backup_workers:
+            raise ConfigError(
+                f"{asked} and PSGC_BACKUP_WORKERS={self.backup_workers}: late contributions have no replicas; unset one, {remedy}"
+            )
+        if self.on_server_loss == "stop":
+            raise ConfigError(f"{asked} and PSGC_ON_SERVER_LOSS=stop: the job would end when a server dies; unset one, {remedy}")
+        if self.wire != "psgc":
+            raise ConfigError(f"{asked} and PSGC_WIRE={self.wire}: servers of that wire keep nothing elsewhere; unset one, {remedy}")
 
     def require_replaceable(self) -> None:
         """Raise ConfigError where workers that die are to be followed by others, but cannot be."""

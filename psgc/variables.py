@@ -272,6 +272,12 @@ VARIABLES: Final = (
         "what a server's death does. restart: its launcher starts it again, and it goes on from what it had committed; stop: the job ends",
     ),
     Variable(
+        "PSGC_REPLICAS", "replicas", _switch, "sc",
+        "1: what each server commits is also kept on another server's machine, where a process takes its place if its own machine is lost "
+        "(operations.md); set it on every machine that has a server, and for the scheduler",
+    ),
+    Variable("PSGC_STANDBY", "standby", _switch, "s", "set by launchers under PSGC_REPLICAS=1: this process takes a server's place if that is lost"),
+    Variable(
         "PSGC_ON_WORKER_LOSS", "on_worker_loss", _one_of("stop", "wait", "shrink"), "wsc",
         "what a worker's death does. stop: the job ends; wait: the others wait until its launcher has started another process in its place, which goes on from "
         "their state; shrink: they go on without it meanwhile (operations.md); of jobs with servers whose script uses psgc.torch.Elastic",

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from psgc.errors import PsgcError
+from psgc.errors import PsgcError, RemoteProtocolError
 from psgc.layout import key_text
 from psgc.transport.memory.arena import Arena
 from psgc.transport.memory.segment import Place, Segment, aligned
@@ -44,12 +44,45 @@ class BlockId(NamedTuple):
     number: int = 0
 
 
+class Written(NamedTuple):
+    """Bytes that were written to a block, for a copy of it in another process. offset: of ``bytes`` in the block, behind its label. record: they count from
+    the moment at which the last eight of them are there, so these are written last; such bytes are a copy, others lie in the block."""
+
+    block: Place
+    offset: int
+    bytes: Bytes
+    record: bool = False
+
+
 class Found(NamedTuple):
     """A block that a process has left. where: its bytes, label included."""
 
     id: BlockId
     shape: tuple[int, int]
     where: slice
+
+
+def label_of(block: Place) -> Bytes:
+    """The label in front of a block's bytes, as ``Blocks.block`` gives them."""
+    assert block.segment is not None
+    return block.segment.view(block.offset - LABEL_BYTES, LABEL_BYTES)
+
+
+def read_label(label: Bytes) -> tuple[BlockId, tuple[int, int], int]:
+    """Whose block a label is of, its shape, and its bytes behind the label. Raises RemoteProtocolError for what is none."""
+    if len(label) != LABEL_BYTES:
+        raise RemoteProtocolError(f"a label of {len(label)} bytes, expected {LABEL_BYTES}")
+    kind, number, key, first, second, nbytes, labelled = LABEL.unpack(label[: LABEL.size].tobytes())
+    if labelled != LABELLED or kind not in set(Of) or nbytes < LABEL_BYTES or nbytes % LABEL_BYTES:
+        raise RemoteProtocolError(f"no label of a block: kind {kind}, {nbytes} bytes")
+    return BlockId(kind, key, number), (first, second), nbytes - LABEL_BYTES
+
+
+def write_record(place: Bytes, record: Bytes) -> None:
+    """Write a record over an older one: until its last word is there, it does not count."""
+    place[-8:] = 0
+    place[:-8] = record[:-8]
+    place[-8:] = record[-8:]
 
 
 def find_blocks(segment: Bytes) -> Iterator[Found]:
@@ -101,4 +134,4 @@ class Blocks:
         self._arena.close()
 
 
-__all__ = ["LABEL_BYTES", "BlockId", "Blocks", "Found", "Of", "find_blocks"]
+__all__ = ["LABEL_BYTES", "BlockId", "Blocks", "Found", "Of", "Written", "find_blocks", "label_of", "read_label", "write_record"]

@@ -12,7 +12,7 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Iterator, Set
 from functools import partial
 from typing import Any, Final
 
@@ -33,7 +33,10 @@ from psgc.processes.absence import Absence, younger
 from psgc.processes.mailbox import Mailbox
 from psgc.processes.pool import threads_of
 from psgc.processes.reminder import Reminder
+from psgc.server.blocks import Written
 from psgc.server.engine import Engine, Folded, KeyWork
+from psgc.server.mirror import Mirror
+from psgc.server.replica import Replica
 from psgc.server.state import NOTHING_KEPT, Commit, Effect, Fault, Fold, Restore, Retire, Send, SendResidual, ServerState, specs_of
 from psgc.server.step import KeepLate, Kept
 from psgc.server.store import KeyShape, KeyStore, Store
@@ -45,6 +48,7 @@ from psgc.transport.control.voice import ADMISSION, AWAITED, LIFELINE, Voice
 from psgc.transport.host import host_id, member_alive, pid_started, session_number
 from psgc.transport.link import Link, Transport
 from psgc.transport.link_set import LinkSet
+from psgc.transport.memory.segment import Segment
 from psgc.transport.pacing import PacedLink
 from psgc.transport.security import encryption
 from psgc.transport.security.gate import Gate
@@ -56,6 +60,9 @@ from psgc.wire.messages import ErrorCode, Notice, Register, Topology, address_fi
 from psgc.wire.reports import Report
 
 logger = logging.getLogger(__name__)
+NO_LATE_REPLICAS: Final = (
+    "PSGC_REPLICAS=1 here and PSGC_BACKUP_WORKERS at the workers: late contributions have no replicas; unset one of the two everywhere"
+)
 TURN_S: Final = 0.02  # time for one source's messages in one turn of the loop
 
 
@@ -90,8 +97,11 @@ class Server:
         identity, keys = b"server-" + secrets.token_hex(6).encode(), JobKeys.of(config)
         self._scheduler = Dealer(self._context, config.root_endpoint, identity, config.dead_s, keys)
         self._gate: Gate | None = None  # opened once the keys of workers are known; until then connections wait in the kernel
-        self._links = LinkSet(PacedLink.of(config.link_mbit, config.link_fd) if config.link_mbit else None)
-        self._store = Store(succession.segments() if self._follows else (), succession.keep)
+        pace = PacedLink.of(config.link_mbit, config.link_fd) if config.link_mbit else None
+        self._links = LinkSet(pace, lambda _, header: None if self._mirror is None else self._mirror.room(header))
+        self._store = Store() if config.standby else Store(self._former(), succession.keep)
+        self._replica: Replica | None = None  # what this server's standby has
+        self._mirror: Mirror | None = None  # while this process is a standby
         self._topology: Topology  # once this server is admitted
         self._former_layouts = 0  # that a former process has served: workers are let in once they are served again
         self._stepped = False  # the launcher has been told that this process has completed a step
@@ -113,6 +123,10 @@ class Server:
         self._named = Reminder(self._began)
         self._voice = Voice.of(config)
         self._told = False  # the launcher has been told why the job failed, and prints it
+
+    def _former(self) -> list[Segment]:
+        """What a former process has left."""
+        return self._succession.segments() if self._follows else []
 
     def run(self) -> int:
         try:
@@ -140,13 +154,14 @@ class Server:
         if self._again and self._state is None:  # nobody has begun another job
             self._end(0, "")
             return
-        text = f"server {self._index()}: ended by {why}"
+        text = f"{self._who}: ended by {why}"
         self._tell_scheduler(Kind.FAULT, encode_body(Notice(0, text)))
         self._end(1, text)
 
     def _turn(self, next_tick: float) -> None:
-        for link in self._links.flush():
-            self._close(link)
+        while touched := self._links.flush():
+            for link in touched:
+                self._close(link)
         things: list[Pollable] = [(self.mailbox, zmq.POLLIN), (self._links, zmq.POLLIN), *self._scheduler.pollables()]
         if self._gate is not None:
             things.append((self._gate, zmq.POLLIN))
@@ -174,9 +189,17 @@ class Server:
                 return
 
     def _let_in(self, link: Link) -> None:
-        """A connection has proved that it is a worker's."""
-        assert self._state is not None
+        """A connection has proved that it is a worker's, or at a standby its server's."""
         rank = link.proof.rank
+        if self._mirror is not None and rank == self._topology.size:
+            if (former := self._mirror.let_in(link)) is not None:
+                self._close(former)
+            self._links.add(link)
+            return
+        if self._state is None or rank == self._topology.size or not self._state.serves(self._former_layouts):
+            link.fail("this process does not serve it yet, or not any more")
+            link.close()  # a worker that was quicker than the scheduler's word to this process comes again
+            return
         before: Link | None = self._state.peers.get(rank)
         self._state.joined(link, rank)
         if before is not None:
@@ -186,6 +209,12 @@ class Server:
         logger.debug("worker connected rank=%d peer=%s", rank, link.peer)
 
     def _hear_link(self, link: Link) -> None:
+        if self._replica is not None and link.owner is self._replica.link:
+            self._hear_standby(self._replica)
+            return
+        if self._mirror is not None:
+            self._hear_server(link, self._mirror)
+            return
         assert self._state is not None
         try:
             for header, payload in link.receive():
@@ -201,8 +230,30 @@ class Server:
         self._links.received(link)
         self._close(link)
 
+    def _hear_server(self, link: Link, mirror: Mirror) -> None:
+        """As a standby: write what the server has committed."""
+        try:
+            self._wire_bytes += mirror.receive(link)
+        except (RemoteProtocolError, OSError) as error:
+            self._fault(Fault(f"{self._who}: {error}"))
+            link.fail(str(error))
+        self._links.touch(link)
+        self._links.received(link)
+        self._close(link)
+
+    def _hear_standby(self, replica: Replica) -> None:
+        """The standby has more of what was committed."""
+        try:
+            self._do(replica.receive())
+        except RemoteProtocolError as error:
+            self._fault(Fault(str(error)))
+        replica.look(self._store.written(), time.monotonic())
+
     def _close(self, link: Link) -> None:
         """Forget a connection if it is closed; its worker makes another."""
+        if self._replica is not None and link.owner is self._replica.link:
+            self._replica.look(self._store.written(), time.monotonic())
+            return
         if link.closed:
             self._links.discard(link)
             if self._state is not None:
@@ -210,6 +261,20 @@ class Server:
             link.close()
 
     def _apply(self, effects: Iterable[Effect]) -> None:
+        """Do what the state machine says, but for what must wait for the standby."""
+        replica = self._replica
+        self._do(effects if replica is None else [effect for effect in effects if not self._waits(effect, replica)])
+
+    def _waits(self, effect: Effect, replica: Replica) -> bool:
+        """Whether it waits for the standby. What is committed goes there at once, before it is asked what must wait for that."""
+        if replica.held.holds(effect):
+            return True
+        if isinstance(effect, Commit | VersionCommit | AnswerCommit | Restore):
+            self._commit(effect)
+            return True
+        return False
+
+    def _do(self, effects: Iterable[Effect]) -> None:
         small: list[tuple[Fold, KeyWork, KeyStore]] = []
         for effect in effects:
             if isinstance(effect, Send):
@@ -222,24 +287,36 @@ class Server:
                     small.append((effect, work, store))
                 else:
                     self._engine.start(effect, work, store)
-            elif isinstance(effect, Commit):
-                self._store.keys[effect.key].commit(effect)
-                self._has_stepped()
+            elif isinstance(effect, Commit | VersionCommit | AnswerCommit | Restore):
+                self._commit(effect)
             elif isinstance(effect, KeepLate):
                 self._keep_late(effect)
-            elif isinstance(effect, VersionCommit | AnswerCommit):
-                self._store.weights[effect.key].commit(effect)
-                self._has_stepped()
             elif isinstance(effect, SendResidual):
                 self._send_residual(effect)
-            elif isinstance(effect, Restore):
-                self._restore(effect)
             elif isinstance(effect, Retire):
                 self._retire(effect)
             else:
                 self._fault(effect)
         for fold in small:  # in this thread: the result leaves at once, and is the acknowledgement
             self._fold_here(*fold)
+
+    def _commit(self, commit: Commit | VersionCommit | AnswerCommit | Restore) -> None:
+        """Make it durable, here and on the standby."""
+        weights = self._store.weights.get(commit.key)
+        written: Iterator[Written] = iter(())
+        if isinstance(commit, Restore):
+            written = self._restore(commit)
+        elif isinstance(commit, Commit):
+            store = self._store.keys[commit.key]
+            store.commit(commit)
+            written = store.written(commit)
+        elif weights is not None:
+            weights.commit(commit)
+            written = weights.written(commit)
+        if self._replica is not None:
+            self._replica.committed(commit.key, written)
+        if not isinstance(commit, Restore):
+            self._has_stepped()
 
     def _has_stepped(self) -> None:
         """The launcher starts a server again without limit as long as its processes complete something."""
@@ -275,15 +352,19 @@ class Server:
         body = values[first : first + send.header.payload_bytes // 4].astype(np.float32).tobytes()
         self._send(Send(send.peer, send.header, body))
 
-    def _restore(self, restore: Restore) -> None:
-        weights = self._store.weights.get(restore.key)
+    def _restore(self, restore: Restore) -> Iterator[Written]:
+        """Returns what it has written."""
+        weights, numel = self._store.weights.get(restore.key), len(restore.payload) // 4
         try:
             if weights is not None:
                 weights.restore(restore.first, restore.payload)
-            else:
-                self._store.keys[restore.key].restore(restore.first, restore.payload, restore.rescale)
+                return weights.restored(restore.first, numel)
+            store = self._store.keys[restore.key]
+            store.restore(restore.first, restore.payload, restore.rescale)
+            return store.restored(restore.first, numel)
         except PsgcError as error:
             self._fault(Fault(f"server {self._index()}: key {key_text(restore.key)}: {error}"))
+            return iter(())
 
     def _keep_late(self, keep: KeepLate) -> None:
         try:
@@ -294,7 +375,11 @@ class Server:
     def _retire(self, retire: Retire) -> None:
         for key in retire.keys:
             del self._works[key]
+        stores = [self._store.keys[key] for key in retire.keys]
         self._store.remove_keys(retire.keys)
+        if self._replica is not None:
+            for key, store in zip(retire.keys, stores, strict=True):
+                self._replica.committed(key, store.written())
 
     def _from_pool(self, folded: Folded) -> None:
         self.mailbox.put(self._folded, folded)
@@ -320,7 +405,8 @@ class Server:
         body = Register(
             "server", __version__, host_id(), socket.gethostname(), os.getpid(), pid_started(os.getpid()),
             config.nodes, config.servers, index=config.server_index, encrypt=config.encrypt,
-            session=self._session, incarnation=incarnation, lineage=lineage, **address_fields(listener.address for listener in self._listeners),
+            session=self._session, incarnation=incarnation, lineage=lineage, standby=config.standby,
+            launcher=os.getppid() if config.replicas else 0, **address_fields(listener.address for listener in self._listeners),
         )  # fmt: skip
         self._tell_scheduler(Kind.REGISTER, encode_body(body))
 
@@ -342,8 +428,13 @@ class Server:
             # Also as a member: another process of the scheduler may have taken its place.
             self._life.alive = partial(member_alive, topology.scheduler_host, topology.scheduler_pid, topology.scheduler_started)
             self._life.returns = topology.returns
-            if self._state is None:
+            if topology.stands_by:
+                if self._mirror is None:
+                    self._stand_by(topology)
+            elif self._state is None:
                 self._admitted(topology)
+            elif not topology.standby:
+                self._go_alone()
         elif header.kind == Kind.KEYS and self._state is not None:  # else TOPOLOGY was lost; both come again on the new connection
             self._prepare(Layout.from_json(body))
         elif header.kind in (Kind.ABORT, Kind.ERROR):
@@ -369,6 +460,11 @@ class Server:
             absence=Absence(config.heartbeat_s),
         )  # fmt: skip
         self._topology, self._former_layouts = topology, topology.layouts
+        if config.standby:
+            self._take_over()
+        if topology.standby:
+            self._replica = Replica(config, topology, self._links, time.monotonic())
+            self._replica.look(self._store.written(), time.monotonic())
         self._open_gate()
         self._admitted_at = time.monotonic()
         if self._trace is not None:
@@ -382,22 +478,46 @@ class Server:
             self._launcher.tell("joined")
         logger.info("admitted server=%d workers=%d", topology.rank, topology.size)
 
+    def _stand_by(self, topology: Topology) -> None:
+        """Keep what a server commits, until the scheduler says that its machine is lost."""
+        self._topology = topology
+        self._mirror = Mirror(self._former(), self._succession.keep)
+        self._open_gate()
+        self._admitted_at = time.monotonic()
+        if not self._follows:
+            self._launcher.tell("joined")
+        logger.info("standing by for server=%d", topology.rank)
+
+    def _take_over(self) -> None:
+        """The machine of the server that this process stood by for, or that another process here has followed, is lost."""
+        mirror, self._mirror, self._follows = self._mirror, None, True
+        self._store = Store(self._former() if mirror is None else mirror.segments, self._succession.keep)
+        if mirror is not None and (link := mirror.let_in(None)) is not None:  # whatever still comes from the server does not count
+            self._close(link)
+
+    def _go_alone(self) -> None:
+        """The standby's machine is lost: nothing waits for it any more."""
+        if self._replica is not None:
+            replica, self._replica = self._replica, None
+            replica.close()
+            self._do(replica.held.let_go())
+
     def _open_gate(self) -> None:
         """Accept connections, once this server serves what a former process has served. Workers may have learned of this server before it learned of them;
         their connections have waited in the kernel."""
         topology, state = self._topology, self._state
-        assert state is not None
-        if self._gate is not None or not state.serves(self._former_layouts):
+        if self._gate is not None or (state is not None and not state.serves(self._former_layouts)):
             return
         data_key = bytes.fromhex(topology.key)
-        keys = [worker_key(data_key, rank, topology.epoch) for rank in range(topology.size)]
+        own = topology.size + self.config.standby  # the last one is the server's, at its standby
+        keys = [worker_key(data_key, rank, topology.epoch) for rank in range(own)]
 
         def proof(transport: Transport) -> ServerProof:
             nonce = secrets.token_bytes(NONCE_BYTES)
             encrypt = self.config.encrypt and not transport.local
-            return ServerProof(transport.label, topology.rank, topology.epoch, topology.size, keys.__getitem__, nonce, encrypt=encrypt)
+            return ServerProof(transport.label, topology.rank, topology.epoch, own, keys.__getitem__, nonce, encrypt=encrypt)
 
-        self._gate = Gate(self._listeners, proof, workers=topology.size)
+        self._gate = Gate(self._listeners, proof, workers=own)
 
     def _prepare(self, layout: Layout) -> None:
         """Load the layout's kernels in a pool thread, then add the layout. Compiling them may take seconds, in which heartbeats must go on."""
@@ -429,6 +549,9 @@ class Server:
             self._works[part.key] = KeyWork(spec, pair, bucket.index, part.offset, spec.root is not None, *streams)
             late = (spec.backup, pair.push.payload_bound(spec.numel)) if spec.backup else (0, 0)
             shapes.append(KeyShape(part.key, pair.pull.payload_bound(spec.numel), spec.numel if spec.pull_feedback else 0, *late))
+        if self.config.replicas and any(shape.late for shape in shapes):
+            self._fault(Fault(f"server {state.index}: {NO_LATE_REPLICAS}"))
+            return
         self._store.add_keys(shapes)
         if self._trace is not None:
             self._trace.laid_out(layout)
@@ -455,24 +578,37 @@ class Server:
 
     def _tick(self, now: float) -> None:
         self._scheduler.tick(now)
-        if self._state is None:
+        if self._state is None and self._mirror is None:
             self._await_admission(now)
             return
         if self._gate is not None:
             self._gate.tick()
-        texts, faults = self._state.tick(now)
+        texts, faults = self._look_at_standby(now)
+        if self._state is not None:
+            awaited, stalled = self._state.tick(now)
+            texts, faults = [*texts, *awaited], [*faults, *stalled]
         for text in texts if self._voice.speaks(AWAITED) else ():
             logger.warning("%s", text)
         for fault in faults:
             self._fault(fault)
-        body = encode_body(Notice(0, f"server {self._state.index}: {texts[0]}")) if texts else b""
+        body = encode_body(Notice(0, f"{self._who}: {texts[0]}")) if texts else b""
         self._tell_scheduler(Kind.HEARTBEAT, body)
         self._tell_scheduler(Kind.REPORT, encode_body(self._report(now)))
         if (sign := self._life.tick(now)) is not None:
             if sign.gone:
-                self._end(1, f"server {self._state.index}: {sign.text}")
+                self._end(1, f"{self._who}: {sign.text}")
             elif self._voice.speaks(LIFELINE):
                 logger.warning("%s", sign.text)
+
+    def _look_at_standby(self, now: float) -> tuple[list[str], list[Fault]]:
+        """Make the connection to it again where that is down. Lines on one that cannot be reached, and why the job must end."""
+        replica = self._replica
+        if replica is None:
+            return [], []
+        if not replica.link.up:
+            replica.look(self._store.written(), now)
+        text, over = replica.late(now, self.config.silence_s, self.config.step_timeout_s)
+        return ([], [Fault(text)]) if over else ([text] if text else [], [])
 
     def _report(self, now: float) -> Report:
         """This server's report to the scheduler."""
@@ -502,6 +638,11 @@ class Server:
     def _index(self) -> str:
         return "?" if self._state is None else str(self._state.index)
 
+    @property
+    def _who(self) -> str:
+        """This process, in sentences."""
+        return f"server {self._index()}" if self._mirror is None else f"the standby of server {self._topology.rank}"
+
     def _end(self, status: int, reason: str) -> None:
         if self._status is None:
             self._status, self._reason = status, reason
@@ -512,6 +653,8 @@ class Server:
         if self._exporter is not None:
             self._exporter.close()
         self._engine.close()
+        if self._replica is not None:
+            self._replica.close()
         self._links.flush()
         if self._gate is not None:
             self._gate.close()  # and the listeners

@@ -14,7 +14,7 @@ record says so. Weights have blocks of their own (``weights/versions.py``).
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from psgc.codecs import CodecPair
 from psgc.errors import PayloadError
 from psgc.layout.update_rule import UpdateRule
-from psgc.server.blocks import BlockId, Blocks, Of
+from psgc.server.blocks import BlockId, Blocks, Of, Written
 from psgc.server.late import NOTHING_LATE
 from psgc.server.late_table import read_table, table_bytes, write_table
 from psgc.server.step import NO_SLOT, Commit, KeepLate, Kept, Result
@@ -147,6 +147,29 @@ class KeyStore:
         self.commit(Commit(self.shape.key, Result(0, 0, 0), False, False, rescale))
         self._pending = None, False, rescale
 
+    def written(self, commit: Commit | None = None) -> Iterator[Written]:
+        """What the last commit has written, its record last. commit: None: all that the key's state consists of, whichever commit wrote it."""
+        if not self._sequence or self.removed:
+            yield from (self._record(0),) if self.removed else ()
+            return
+        slot = self._newest if commit is None else commit.result.slot
+        if slot != NO_SLOT and self._lengths[slot]:
+            yield self._piece(self._results[slot].bytes[: self._lengths[slot]])
+        if self._residuals and (commit is None or commit.residual):
+            yield self._piece(self._residuals[self.residual_slot].view(np.uint8))
+        yield self._record(RECORD_BYTES * (self._sequence & 1))
+
+    def restored(self, first: int, numel: int) -> Iterator[Written]:
+        """The same, of the last ``restore``."""
+        yield self._piece(self._residuals[self.residual_slot][first : first + numel].view(np.uint8))
+        yield self._record(RECORD_BYTES * (self._sequence & 1))
+
+    def _piece(self, piece: Bytes) -> Written:
+        return Written(self._block, piece.ctypes.data - self._block.bytes.ctypes.data, piece)
+
+    def _record(self, at: int) -> Written:
+        return Written(self._block, at, self._block.bytes[at : at + RECORD_BYTES].copy(), record=True)
+
     def lent(self, step: int) -> tuple[F32, bool]:
         """Scratch memory for the residual after ``step`` with a result added back (it is the buffer that the next step writes), and whether it
         already holds that residual."""
@@ -232,6 +255,13 @@ class Store:
         """Hold weights, or take them up. Memory for versions is made as it is needed. A key that exists already stays as it is. Raises as ``add_keys``."""
         if key not in self.weights:
             self.weights[key] = Versions(key, rule, pair, numel, ranks, self._blocks)
+
+    def written(self) -> Iterator[Written]:
+        """All that a process in another place would have to know."""
+        for of_key in self.keys.values():
+            yield from of_key.written()
+        for weights in self.weights.values():
+            yield from weights.written()
 
     def place(self, key: int, slot: int) -> Place:
         """Where a result, or a version of weights, lies."""

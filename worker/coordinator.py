@@ -41,6 +41,7 @@ class Owner(Protocol):
     """What the coordinator tells the network thread."""
 
     def joined(self, topology: Topology) -> None: ...
+    def moved(self, topology: Topology) -> None: ...
     def laid_out(self, layout: Layout) -> None: ...
     def turn(self, key: int) -> None: ...
     def hand_over(self, handover: Handover) -> None: ...
@@ -195,6 +196,9 @@ class Coordinator:
             if self._line.topology is None:
                 self._line.topology = self._job.topology = topology
                 self._owner.joined(topology)
+            elif topology.servers != self._line.topology.servers:
+                self._line.topology = self._job.topology = topology
+                self._owner.moved(topology)
         elif header.kind == Kind.DECLARE:
             self.requests.declare_whole(header.plan)
         elif header.kind == Kind.LAYOUT:

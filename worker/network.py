@@ -171,6 +171,11 @@ class Network(threading.Thread):
         if not topology.servers:
             self.reached()
 
+    def moved(self, topology: Topology) -> None:
+        """A server's machine is lost, and another process serves in its place."""
+        if not self.outcome.failed:
+            self._push_pull.connections.move(topology.servers)
+
     def laid_out(self, layout: Layout) -> None:
         """A layout has been agreed."""
         if self.trace is not None:

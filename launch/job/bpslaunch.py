@@ -223,6 +223,7 @@ def _run_members(
             print(f"psgc-launch: {note}", file=sys.stderr)
     places = _places(env, size) if workers else []
     servers = servers_of(env) if "server" in roles else []
+    standbys = standbys_of(env) if "server" in roles else []
     prepare(_codecs(env) if roles != ("scheduler",) else [])
     configs: dict[str, Config] = {}  # of workers, by their processes' names
 
@@ -231,7 +232,7 @@ def _run_members(
             tell_absence(configs[child.name], child.describe_end())
 
     own = Config.from_env(of_machine(env), role="worker" if workers else roles[-1])
-    count = len(servers) + size + ("scheduler" in roles)
+    count = len(servers) + len(standbys) + size + ("scheduler" in roles)
     check_spares(command, spares, "stop" if own.solo else own.on_worker_loss)
     alone = _one_machine(env)
     # On one node the services end once the workers have; of several, other nodes' workers may still need them.
@@ -253,6 +254,15 @@ def _run_members(
                 keep_memory=True,
                 service=workers and ends_with_workers,
             )
+        for number, more in enumerate(standbys):
+            name = f"standby {number}" if len(standbys) > 1 else "standby"
+            full = {
+                **{key: text for key, text in env.items() if key != "DMLC_SERVER_ID"},
+                **more,
+                "DMLC_ROLE": "server",
+                "PSGC_STANDBY": "1",
+            }
+            _start(supervisor, name, [*role, "server"], full, keep_memory=True, service=workers and ends_with_workers)
         for child in supervisor.children:
             child.follows = workers
         for local_rank, near in enumerate(near_memory(cores)):
@@ -293,6 +303,21 @@ def servers_of(env: Mapping[str, str]) -> list[dict[str, str]]:
             own["PSGC_ADVERTISE"] = join(host, port + number)
         servers.append(own)
     return servers
+
+
+def standbys_of(env: Mapping[str, str]) -> list[dict[str, str]]:
+    """Of the processes that take the places of servers of other machines: as many as this machine has servers, on the ports behind theirs."""
+    config, servers = Config.from_env(of_machine(env), role="server"), servers_of(env)
+    if not config.replicas:
+        return []
+    standbys = [{key: text for key, text in own.items() if key != "DMLC_SERVER_ID"} for own in servers]
+    for own in standbys:
+        if "DMLC_PORT" in own:
+            own["DMLC_PORT"] = str(int(own["DMLC_PORT"]) + len(servers))
+        if "PSGC_ADVERTISE" in own:
+            host, port = split(own["PSGC_ADVERTISE"])
+            own["PSGC_ADVERTISE"] = join(host, port + len(servers))
+    return standbys
 
 
 def local_servers(config: Config, env: Mapping[str, str]) -> int:

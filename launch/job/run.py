@@ -33,7 +33,7 @@ from psgc.transport.security import encryption
 # Variables that identify a process in another job (the shell's, or the one that this command runs in); they do not apply to this job.
 NOT_INHERITED: Final = {
     "DMLC_ROLE", "PSGC_SERVERS", "DMLC_WORKER_ID", "DMLC_SERVER_ID", "DMLC_NODE_HOST", "DMLC_INTERFACE", "DMLC_PORT", "PSGC_ADVERTISE", "PSGC_KEEPER_FD",
-    "PSGC_SCHEDULER_FD", "PSGC_SERVES_AGAIN", "PSGC_JOURNAL_FDS", "PSGC_ON_ITS_OWN", "PSGC_INCARNATION", "PSGC_LINK_MBIT", "PSGC_LINK_FD",
+    "PSGC_SCHEDULER_FD", "PSGC_SERVES_AGAIN", "PSGC_STANDBY", "PSGC_JOURNAL_FDS", "PSGC_ON_ITS_OWN", "PSGC_INCARNATION", "PSGC_LINK_MBIT", "PSGC_LINK_FD",
     "BYTEPS_LOCAL_RANK", "BYTEPS_LOCAL_SIZE", *ranks.NAMES, *ranks.MASTER, *ranks.TORCHRUNS,
 }  # fmt: skip
 
@@ -77,6 +77,11 @@ def run_job(command: Sequence[str], *, workers: int = 2, servers: int = 1, nodes
     if config.wire != "psgc":
         raise UsageError(
             f"{program}: PSGC_WIRE={config.wire}: the jobs that it starts speak psgc's own wire; start each role of this one with psgc-launch (docs/pslite.md)"
+        )
+    if config.replicas:
+        raise UsageError(
+            f"{program}: PSGC_REPLICAS=1: all servers of this job are on this machine, so that nothing outlives it; unset it, or start the job with "
+            f"psgc-launch on several machines (docs/operations.md)"
         )
     if config.encrypt:
         encryption.require()

@@ -33,7 +33,7 @@ class Row:
     @property
     def member(self) -> str:
         """How it is called everywhere."""
-        return f"{'rank' if self.role == 'worker' else 'server'} {self.index if self.index >= 0 else '?'}"
+        return f"{'rank' if self.role == 'worker' else self.role} {self.index if self.index >= 0 else '?'}"
 
     def number(self, figure: str) -> float | None:
         """A figure that is one number."""

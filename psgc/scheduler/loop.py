@@ -103,7 +103,7 @@ class _Loop:
             config.nodes, config.servers, config.job, time.monotonic(), _alive, config.silence_s, config.dead_s,
             config.register_timeout_s, config.step_timeout_s, data_key=continuity.data_key, heartbeat_s=config.heartbeat_s,
             launched=alone and config.scheduler_fd >= 0 and not config.on_its_own, itself=(host_id(), os.getpid(), pid_started(os.getpid())),
-            again=continuity.again, returns=continuity.returns,
+            again=continuity.again, returns=continuity.returns, replicas=config.replicas,
         )  # fmt: skip
         self._resumed_at = float("inf")  # when this process took another's place; inf: it did not, or has heard of everyone again
         if continuity.records:

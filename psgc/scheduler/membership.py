@@ -22,7 +22,7 @@ from psgc.scheduler.events import Events
 from psgc.scheduler.lateness import Lateness, Overdue
 from psgc.scheduler.losses import Losses, may_be_replaced
 from psgc.scheduler.post import Post
-from psgc.scheduler.records import Complete, Failed, Joined, Left, Record, Succeeded, succeeded
+from psgc.scheduler.records import Alone, Complete, Failed, Joined, Left, Record, Succeeded, succeeded
 from psgc.scheduler.rendezvous import Gathering
 from psgc.scheduler.roster import Member, Roster
 from psgc.scheduler.view import View
@@ -32,6 +32,7 @@ from psgc.wire.frames import VERSION, Header, Kind
 from psgc.wire.messages import ErrorCode, Notice, Register, decode_body, encode_body
 from psgc.wire.reports import Report
 
+AT_ONE = "PSGC_REPLICAS=1, but servers and what takes their places are on one machine, of different launchers: replicas outlive the launchers, not the machine"
 FAREWELL_S = 2.0  # after a fault: how long members may take to say BYE
 SEEN_OUT_S = 15.0  # after the workers have left: how long servers may take
 # After a process has ended: what it said last, as why it failed, may still be on its way on a busy machine. Well below the few heartbeats for which
@@ -58,6 +59,7 @@ class Membership:
     itself: tuple[str, int, int] = ("", 0, 0)  # this scheduler's host, pid and when it started
     launched: bool = False  # a launcher on this host has started all the others, and reports one that ends
     again: bool = False  # this scheduler's process has seen a job to its end: no worker may begin another
+    replicas: bool = False  # each server has a standby on another machine
     returns: bool = False  # another process may follow this one, though nobody listens at its address meanwhile
     roster: Roster = field(init=False)
     agreements: Agreements | None = None  # this and the next: once everyone is there
@@ -77,7 +79,7 @@ class Membership:
     _lateness: Lateness = field(init=False)
 
     def __post_init__(self) -> None:
-        self.roster = Roster(self.nodes, self.servers, self.itself)
+        self.roster = Roster(self.nodes, self.servers, self.itself, self.replicas)
         self._named, self._told = Reminder(self.began), self.began
         self._absence = Absence(self.heartbeat_s, self.began)
         self._post, self._view = Post(self.job), View(self.job, self.heartbeat_s)
@@ -98,6 +100,8 @@ class Membership:
             if header.kind == Kind.REGISTER:
                 return self._register(peer, decode_body(Register, body), now)
             member = self.roster.heard_from(peer, now)
+            if member is None and (lost := self.roster.lost(peer)) is not None:
+                return [self._turn_away(lost, peer)]
             if member is None and header.kind == Kind.FAULT and self.agreements is None and self._failed is None:
                 told = decode_body(Notice, body)
                 if told.code == ErrorCode.ABSENT:
@@ -131,10 +135,15 @@ class Membership:
             return [End(1, reason)] if done else []
         if self._over is not None:
             return self._see_out(self._over, now)
-        for member in () if was_away else self.roster:  # first handle the last messages of members that ended in the meantime
-            if (text := self._death(member, now)) is not None:
-                return self.abort(text, now)
-        mourned = [action for member in self.roster for action in self._mourn(member, now)]
+        moved: list[Action] = []
+        for member in () if was_away else list(self.roster):  # first handle the last messages of members that ended in the meantime
+            if (text := self._death(member, now)) is None:
+                continue
+            actions = None if self.agreements is None else self._go_on_without(member, text, now)
+            if actions is None:
+                return [*moved, *self.abort(self._final(member, text), now)]
+            moved += actions
+        mourned = moved + [action for member in self.roster for action in self._mourn(member, now)]
         if self.losses is not None and self._all_away and mourned:
             return [*mourned, *self._end(now)]
         if self.agreements is None:
@@ -190,7 +199,7 @@ class Membership:
                 peer, register = record.read()
                 self.roster.add(Member(peer, register, now))
             elif isinstance(record, Complete):
-                if not self.roster.complete:
+                if not self.roster.has_all_but_standbys:
                     raise RemoteProtocolError("a journal in which somebody is missing of a job that was complete")
                 self._post.epoch = record.epoch
                 self.roster.number(self.epoch)
@@ -200,11 +209,17 @@ class Membership:
             elif isinstance(record, Succeeded):
                 peer, register = record.read()
                 member = self._of_rank(register.role, record.index)
-                self.roster.replace(member, peer, register, now)
+                if register.role == "server" and register.lineage != member.register.lineage:
+                    self.roster.promote(member, register, peer, now)
+                else:
+                    self.roster.replace(member, peer, register, now)
                 if register.role == "server":
                     self.agreements.declarations.begins_anew(record.index)
                 else:
                     self.losses.resumed(member, record.generation)
+            elif isinstance(record, Alone):
+                if (standby := self.roster.standby_of(record.server)) is not None:
+                    self.roster.drop(standby)
             elif isinstance(record, Left):
                 self._of_rank(record.role, record.index).left = True
             elif isinstance(record, Failed):
@@ -246,6 +261,9 @@ class Membership:
     def _register(self, peer: bytes, register: Register, now: float) -> list[Action]:
         if self._failed is not None:
             return [self._abort_to(peer)]
+        if (lost := self.roster.lost(peer, register.lineage)) is not None:
+            return [self._turn_away(lost, peer)]
+        register = self.roster.known_as(register)
         if self.roster.has_left(register, self._over is not None):
             return [self._await_the_end(peer, register, now)]
         known = self.roster.returns(peer, register, now)
@@ -282,6 +300,8 @@ class Membership:
         log: list[Action] = [Log(logging.WARNING, f"{text}: pid {register.pid} goes on")]
         if self.agreements is None:
             return log
+        if register.standby:
+            return [*log, self._topology(server)]
         self.agreements.declarations.begins_anew(server.rank)
         return [Keep(succeeded(server.rank, server.peer, server.register)), *log, self._topology(server), *self._layouts_again(server)]
 
@@ -321,7 +341,7 @@ class Membership:
 
     def _layouts_again(self, member: Member) -> Iterator[Action]:
         """What a member that registers again may not have got."""
-        if member.register.role == "server" and self.agreements is not None and self.losses is not None:
+        if member.register.role == "server" and not member.register.standby and self.agreements is not None and self.losses is not None:
             yield from (self.losses.tell_absent(member, worker) for worker in self.roster.workers() if worker.absent)
             yield from self.agreements.again(member)
 
@@ -344,18 +364,24 @@ class Membership:
         ]  # fmt: skip
 
     def _admit_all(self, now: float) -> list[Action]:
+        if (text := self.roster.lonely()) is not None:
+            return self.abort(text, now)
         workers = self.roster.number(self.epoch)
         self._begin()
         for member in self.roster:
             member.last_seen, member.named = now, None
         text = f"everyone is there: {workers} workers, {self.servers} servers"
         kept = [*(Keep(Joined.of(member.peer, member.register)) for member in self.roster), Keep(Complete(self.epoch))]
-        return [*kept, Log(logging.INFO, text), *map(self._topology, self.roster)]
+        warning = [Log(logging.WARNING, AT_ONE)] if self.roster.at_one else []
+        return [*kept, *warning, Log(logging.INFO, text), *map(self._topology, self.roster)]
 
     def _topology(self, member: Member) -> Send:
         key = self.data_key if member.register.role == "server" else worker_key(self.data_key, member.rank, self.epoch)
-        follows = member.register.role == "server" and member.register.incarnation > 1
-        layouts = self.agreements.declarations.layouts if self.agreements is not None and follows else 0
+        layouts = 0
+        if self.agreements is not None and member.register.role == "server" and not member.register.standby:
+            declarations = self.agreements.declarations
+            follows = member.register.incarnation > 1 or member.rank in declarations.begun_anew()
+            layouts = declarations.layouts if follows else 0
         return self._post.send(member.peer, Kind.TOPOLOGY, self.roster.topology(member, key, layouts, self.returns))
 
     # a complete job
@@ -368,7 +394,7 @@ class Membership:
             return [*stalled, self._answer_heartbeat(member)]
         if kind is Kind.REPORT:
             report = decode_body(Report, body)
-            if member.rank == 0 or report.reconnects:  # all ranks' gradients travel alike
+            if (member.rank == 0 or report.reconnects) and not member.register.standby:  # all ranks' gradients travel alike
                 self.events.compare(now, f"{'rank' if member.register.role == 'worker' else 'server'} {member.rank}", member.report, report)
             member.report = report
             return []
@@ -458,7 +484,7 @@ class Membership:
         self._over = now
         for worker in self.roster.workers():
             worker.left = True
-        return [self._post.send(m.peer, Kind.BYE) for m in self.roster.server_members()]
+        return [self._post.send(m.peer, Kind.BYE) for m in (*self.roster.server_members(), *self.roster.standbys())]
 
     def _see_out(self, since: float, now: float) -> list[Action]:
         """The workers are done: tell the servers until each has said BYE or is gone."""
@@ -544,6 +570,44 @@ class Membership:
             member.gone = now if member.gone is None else member.gone
             return self._not_followed(member, now)
         return f"{member.label} has said nothing for {now - member.last_seen:.0f} s and counts as dead (PSGC_DEAD_S); look at its machine"
+
+    def _go_on_without(self, member: Member, text: str, now: float) -> list[Action] | None:
+        """A server's machine is lost, or its standby's: what is done so that the job goes on. None if it cannot. text: how it was lost."""
+        assert self.agreements is not None
+        roster, register = self.roster, member.register
+        if register.role != "server":
+            return None
+        if register.standby:
+            server = self._of_rank("server", member.rank)
+            roster.drop(member)
+            line = f"{text}; server {member.rank} goes on without a standby: if its machine is lost as well, the job ends"
+            return [Keep(Alone(member.rank)), Log(logging.WARNING, line), *self._tell_workers(line), self._topology(server)]
+        standby = roster.standby_of(member.rank)
+        if standby is None or standby.gone is not None or (self.alive(standby.register) is None and now - standby.last_seen > self.dead_s):
+            return None
+        peer, register = standby.peer, replace(standby.register, standby=False)
+        roster.promote(member, register, peer, now)
+        self.agreements.declarations.begins_anew(member.rank)
+        line = f"{text}; {member.label}, which has all that it had committed, takes its place (PSGC_REPLICAS=1)"
+        workers = (worker for worker in roster.workers() if not worker.away)
+        return [
+            Keep(succeeded(member.rank, peer, register)), Log(logging.WARNING, line), *self._tell_workers(line), self._topology(member),
+            *self._layouts_again(member), *map(self._topology, workers),
+        ]  # fmt: skip
+
+    def _final(self, member: Member, text: str) -> str:
+        """Why the job ends without the member."""
+        register = member.register
+        if register.role != "server" or register.standby or not register.incarnation or self.agreements is None:
+            return text
+        if self.replicas:
+            return f"{text}; it has no standby any more, so what it had kept is lost (PSGC_RESTARTS starts a job again)"
+        return f"{text}; what it had kept is lost with it: PSGC_REPLICAS=1 keeps it on another machine, too, and PSGC_RESTARTS starts a job again"
+
+    def _turn_away(self, label: str, peer: bytes) -> Send:
+        """A member of a lost machine is there after all."""
+        text = f"{label} was silent for so long that it counted as lost, and the others have gone on without it (PSGC_DEAD_S); look at its machine"
+        return self._post.send(peer, Kind.ABORT, encode_body(Notice(0, text)))
 
     def _not_followed(self, member: Member, now: float) -> str | None:
         """Of a member that has died, whose launcher starts it again, or ends the job: why the job cannot wait for it any more."""

@@ -96,6 +96,13 @@ class Absent:
 
 
 @dataclass(frozen=True, slots=True)
+class Alone:
+    """A server's standby is lost: nothing takes the server's place any more if its machine is."""
+
+    server: int
+
+
+@dataclass(frozen=True, slots=True)
 class Left:
     """A member has left in order. index: a worker's rank or a server's number."""
 
@@ -178,6 +185,7 @@ Record = (
     | Handed
     | Settled
     | Absent
+    | Alone
     | Left
     | Failed
     | LaidOut
@@ -198,6 +206,7 @@ KINDS: Final[dict[str, type]] = {
         Handed,
         Settled,
         Absent,
+        Alone,
         Left,
         Failed,
         LaidOut,

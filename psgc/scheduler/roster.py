@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from psgc import __version__
 from psgc.layout import Machines
 from psgc.processes.reminder import Reminder
 from psgc.program.ranks import Ranks, fault_of
+from psgc.scheduler.elsewhere import elsewhere
 from psgc.wire.messages import Register, ServerAddress, Topology, encode_body, plain
 from psgc.wire.reports import Report
 
 OF_AN_OLD_CONNECTION: Final = b"\0"  # names that ZeroMQ itself draws begin so; a member's superseded connection gets such a name, too
 NAMED: Final = 8  # members in one line
-OF_RECEIVER: Final = ("rank", "key", "layouts", "incarnation", "returns")  # fields of a Topology that differ from member to member
+OF_RECEIVER: Final = (
+    "rank",
+    "key",
+    "layouts",
+    "incarnation",
+    "returns",
+    "standby",
+    "stands_by",
+)  # fields of a Topology that differ from member to member
 
 
 @dataclass(slots=True)
@@ -45,6 +55,8 @@ class Member:
     def label(self) -> str:
         r = self.register
         where = f"pid {r.pid} on {r.hostname}"
+        if r.standby:
+            return f"the standby of server {r.index} ({where})" if r.index >= 0 else f"standby ({where})"
         if r.role == "server":
             number = self.rank if self.rank >= 0 else r.index
             return f"server {number} ({where})" if number >= 0 else f"server ({where})"
@@ -54,18 +66,21 @@ class Member:
 class Roster:
     """Members by the names of their connections. ``nodes``, ``servers``: how many the job has."""
 
-    def __init__(self, nodes: int, servers: int, scheduler: tuple[str, int, int] = ("", 0, 0)) -> None:
-        """scheduler: its host, its pid, and when it started."""
-        self.nodes, self.servers, self._scheduler = nodes, servers, scheduler
+    def __init__(self, nodes: int, servers: int, scheduler: tuple[str, int, int] = ("", 0, 0), replicas: bool = False) -> None:
+        """scheduler: its host, its pid, and when it started. replicas: whether each server has a standby."""
+        self.nodes, self.servers, self._scheduler, self.replicas = nodes, servers, scheduler, replicas
         self._members: list[Member] = []
         self._workers: list[Member] = []
         self._server_members: list[Member] = []
+        self._standbys: list[Member] = []
         self._names: dict[bytes, Member] = {}
         self._registered: dict[Register, Member] = {}
         self._processes: dict[tuple[str, int, int], list[Member]] = {}
         self._past: set[Register] = set()  # of processes in whose place others are
+        self._lost: dict[bytes | int, str] = {}  # labels of members whose machines are lost, by connections' names and by lineage
         self._present: dict[int, dict[int, Member]] = {}  # workers by node and local rank
         self.ranks = Ranks((1,))  # the workers of each node, once they are numbered
+        self._epoch = 0
         self._topology = b""  # encoded, without the receiver's own fields
 
     def __iter__(self) -> Iterator[Member]:
@@ -76,6 +91,19 @@ class Roster:
 
     def server_members(self) -> list[Member]:
         return self._server_members
+
+    def standbys(self) -> list[Member]:
+        return self._standbys
+
+    def standby_of(self, server: int) -> Member | None:
+        return next((member for member in self._standbys if member.rank == server), None)
+
+    def known_as(self, register: Register) -> Register:
+        """What a server's process says of itself, with the place that it, or the process before it, was given."""
+        if not register.lineage:
+            return register
+        found = next((m.register for m in (*self._server_members, *self._standbys) if m.register.lineage == register.lineage), None)
+        return register if found is None else replace(register, index=found.index, standby=found.standby)
 
     def heard_from(self, peer: bytes, now: float) -> Member | None:
         """The member whose connection has this name, or None; notes that it was heard. Answers go to this connection, unless it is an old one."""
@@ -100,7 +128,38 @@ class Roster:
             return self._present.get(register.node, {}).get(register.local_rank) if self._topology and register.incarnation else None
         if not register.lineage:
             return None
-        return next((member for member in self._server_members if member.register.lineage == register.lineage), None)
+        members = (*self._server_members, *self._standbys)
+        return next((member for member in members if member.register.lineage == register.lineage), None)
+
+    def promote(self, server: Member, register: Register, peer: bytes, now: float) -> None:
+        """The process that was the server's standby takes its place. register: the standby's, as a server's. Everyone must have a rank."""
+        standby = next((member for member in self._standbys if member.register.lineage == register.lineage), None)
+        self._lose(server)
+        if standby is not None:
+            self._take_out(standby)
+        self.replace(server, peer, register, now)
+        self._tell_addresses()
+
+    def drop(self, standby: Member) -> None:
+        """It is not heard any more."""
+        self._lose(standby)
+        self._take_out(standby)
+
+    def _lose(self, member: Member) -> None:
+        """Its machine is lost: nothing that it says is heeded."""
+        names = [name for name, other in self._names.items() if other is member]
+        self._lost |= dict.fromkeys([*names, member.register.lineage], member.label)
+
+    def lost(self, peer: bytes, lineage: int = 0) -> str | None:
+        """The label of the member that has come back from a lost machine, by this connection or with this lineage; None for others."""
+        return self._lost.get(peer) or (self._lost.get(lineage) if lineage else None)
+
+    def _take_out(self, standby: Member) -> None:
+        self._standbys.remove(standby)
+        self._members.remove(standby)
+        self._processes[_process(standby.register)].remove(standby)
+        del self._registered[standby.register]
+        self._names = {name: other for name, other in self._names.items() if other is not standby}
 
     def replace(self, member: Member, peer: bytes, register: Register, now: float) -> None:
         """Another process has taken the place of the member's, of which nothing that may still come is heeded."""
@@ -133,6 +192,8 @@ class Roster:
         if register.role == "worker":
             self._workers.append(member)
             self._present.setdefault(register.node, {})[register.local_rank] = member
+        elif register.standby:
+            self._standbys.append(member)
         else:
             self._server_members.append(member)
 
@@ -187,6 +248,13 @@ class Roster:
         r, last = new.register, self.servers - 1
         if not self.servers:
             return f"{new.label}: this job has no servers (DMLC_NUM_SERVER=0); start none, or set it to their number everywhere"
+        if bool(r.launcher) != self.replicas:
+            one, none = (new.label, "the scheduler") if r.launcher else ("the scheduler", new.label)
+            return f"{one} has PSGC_REPLICAS=1, {none} has not; set it alike for the scheduler and on every machine that has a server"
+        if r.launcher and not r.lineage:
+            return f"{new.label} has PSGC_REPLICAS=1, but no launcher keeps its memory; start it with psgc-launch"
+        if r.standby:
+            return None if len(self._standbys) <= self.servers else f"{new.label} is one standby too many: DMLC_NUM_SERVER={self.servers}"
         if not -1 <= r.index <= last:
             return f"{new.label}: DMLC_SERVER_ID={r.index}, but DMLC_NUM_SERVER={self.servers}: servers are numbered 0 to {last}"
         others = self.server_members()
@@ -200,6 +268,10 @@ class Roster:
     @property
     def complete(self) -> bool:
         """Whether everyone has registered. A duplicate is a conflict, so none is counted twice."""
+        return self.has_all_but_standbys and (not self.replicas or len(self._standbys) >= self.servers)
+
+    @property
+    def has_all_but_standbys(self) -> bool:
         if len(self._server_members) < self.servers or len(self._present) < self.nodes:
             return False
         return len(self._workers) == sum(next(iter(node.values())).register.local_size for node in self._present.values())
@@ -216,6 +288,8 @@ class Roster:
         servers = self.servers - len(self.server_members())
         if servers:
             missing.append(f"{servers} of {self.servers} server(s)")
+        if self.replicas and (standbys := self.servers - len(self._standbys)):
+            missing.append(f"{standbys} of {self.servers} standby process(es) (PSGC_REPLICAS=1)")
         for node in range(self.nodes):
             present = self._present.get(node)
             if present is None:
@@ -235,7 +309,51 @@ class Roster:
         free = iter(sorted(set(range(self.servers)) - {m.register.index for m in servers}))
         for member in servers:
             member.rank = member.register.index if member.register.index >= 0 else next(free)
-        servers.sort(key=lambda m: m.rank)
+        self._epoch = epoch
+        if self.replicas:
+            self._place_standbys(sorted(servers, key=lambda m: m.rank))
+        return self._tell_addresses()
+
+    def _place_standbys(self, servers: Sequence[Member]) -> None:
+        """Give each server a standby elsewhere, unless a former process of the scheduler has done so."""
+        if any(standby.register.index < 0 for standby in self._standbys):
+            placed = self._elsewhere(servers)
+            assert placed is not None, "lonely() says so before"
+            for index, number in enumerate(placed):
+                standby = self._standbys[number]
+                del self._registered[standby.register]
+                standby.register = replace(standby.register, index=index)
+                self._registered[standby.register] = standby
+        for standby in self._standbys:
+            standby.rank = standby.register.index
+
+    def _elsewhere(self, servers: Sequence[Member]) -> list[int] | None:
+        """The number of each server's standby: on another machine, else of another launcher."""
+        for place in (_network, _launcher):
+            if (found := elsewhere([place(m) for m in servers], [place(m) for m in self._standbys])) is not None:
+                return found
+        return None
+
+    def lonely(self) -> str | None:
+        """Why some server cannot have a standby elsewhere, or None. Everyone must have registered."""
+        if not self.replicas or self._elsewhere(self._server_members) is not None:
+            return None
+        place, most = Counter(map(_launcher, self._server_members)).most_common(1)[0]
+        one = next(member for member in self._server_members if _launcher(member) == place).register
+        return (
+            f"PSGC_REPLICAS=1, but {most} of {self.servers} servers are of one launcher (pid {one.launcher} on {one.hostname}): what they keep cannot "
+            f"all be kept elsewhere; start at most half of the servers on one machine, or leave it at 0"
+        )
+
+    @property
+    def at_one(self) -> bool:
+        """Whether some server's standby is on its machine, though of another launcher."""
+        servers = {member.rank: member for member in self._server_members}
+        return any(_network(standby) == _network(servers[standby.rank]) for standby in self._standbys)
+
+    def _tell_addresses(self) -> int:
+        """Make what every member is told of all others. Returns the number of workers."""
+        workers, servers = sorted(self._workers, key=lambda m: m.rank), sorted(self._server_members, key=lambda m: m.rank)
         addresses = tuple(ServerAddress(m.rank, r.host, r.address, r.local_address, r.more) for m in servers for r in (m.register,))
         nodes = [next(iter(self._present[node].values())).register for node in range(self.nodes)]
         sizes = tuple(len(self._present[node]) for node in range(self.nodes))
@@ -244,7 +362,7 @@ class Roster:
         names = tuple(f"{m.register.node}.{m.register.local_rank}@{m.register.hostname}" for m in workers)
         host, pid, started = self._scheduler
         topology = Topology(
-            0, len(workers), self.nodes, sizes, epoch, addresses, names, "", host, pid, started,
+            0, len(workers), self.nodes, sizes, self._epoch, addresses, names, "", host, pid, started,
             tuple(",".join(map(str, of_node)) for of_node in self.ranks.roots), self.ranks.switches,
         )  # fmt: skip
         self._topology = encode_body({name: value for name, value in plain(topology).items() if name not in OF_RECEIVER})
@@ -260,9 +378,18 @@ class Roster:
         """The body of the TOPOLOGY message to ``member``. Everyone must have a rank. key: of the member's payload connections. The fields that are equal for
         all are encoded once, because they name every member. layouts, returns: as in Topology."""
         assert self._topology, "number() comes first"
-        more = {"layouts": layouts, "incarnation": member.generation if member.generation > 1 else 0, "returns": returns}
+        more: dict[str, int | str] = {
+            "layouts": layouts, "incarnation": member.generation if member.generation > 1 else 0, "returns": returns,
+            "stands_by": member.register.standby, "standby": self._standby_address(member),
+        }  # fmt: skip
         own = encode_body({"rank": member.rank, "key": key.hex(), **{name: value for name, value in more.items() if value}})
         return own[:-1] + b"," + self._topology[1:]
+
+    def _standby_address(self, server: Member) -> str:
+        if server.register.role == "worker" or server.register.standby:
+            return ""
+        standby = self.standby_of(server.rank)
+        return "" if standby is None else standby.register.address
 
 
 def _inside(register: Register) -> str:
@@ -273,6 +400,10 @@ def _inside(register: Register) -> str:
 
 def _process(register: Register) -> tuple[str, int, int]:
     return register.host, register.pid, register.pid_started
+
+
+def _launcher(member: Member) -> str:
+    return f"{_network(member)}/{member.register.launcher}"
 
 
 def _network(member: Member) -> str:

@@ -33,4 +33,5 @@ class View:
 
 def _report_of(member: Member, now: float) -> ReportOf:
     register, report = member.register, {} if member.report is None else plain(member.report)
-    return ReportOf(register.role, member.rank, register.hostname, register.pid, member.away, int(1e3 * (now - member.last_seen)), report)
+    role = "standby" if register.standby else register.role
+    return ReportOf(role, member.rank, register.hostname, register.pid, member.away, int(1e3 * (now - member.last_seen)), report)

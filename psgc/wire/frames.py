@@ -30,7 +30,11 @@ FIELDS: Final = (
     ("round", "H", "round within the step, for codecs that take several; else 0"),
     ("codec", "H", "codec id of the payload; 0 = none"),
     ("sender", "I", "worker: its rank; server: 0x8000_0000 + its index; scheduler: 0xffff_ffff"),
-    ("contributors", "I", "result: how many ranks contributed (skips not counted); RESIDUAL, RESTORE: the first element"),
+    (
+        "contributors",
+        "I",
+        "result: how many ranks contributed (skips not counted); RESIDUAL, RESTORE: the first element; REPLICA: what it is",
+    ),
     ("rescale", "f", "factor of the residual's unit against the last step's (learning rate, loss scale); RESIDUAL, RESTORE: still to come"),
     ("payload_bytes", "Q", "length of the payload that follows the header"),
 )
@@ -78,6 +82,7 @@ class Kind(IntEnum):
     OBSERVE = 29
     RETIRE = 30
     STATE = 31
+    REPLICA = 32
 
 
 class Flag(IntEnum):

@@ -79,6 +79,8 @@ class Register:
     incarnation: int = field(default=0, metadata=LEFT_OUT_IF_EMPTY)
     lineage: int = field(default=0, metadata=LEFT_OUT_IF_EMPTY)
     shrinks: bool = field(default=False, metadata=LEFT_OUT_IF_EMPTY)  # worker: PSGC_ON_WORKER_LOSS=shrink
+    standby: bool = field(default=False, metadata=LEFT_OUT_IF_EMPTY)  # server: it takes another's place if that one's machine is lost
+    launcher: int = field(default=0, metadata=LEFT_OUT_IF_EMPTY)  # server, under PSGC_REPLICAS=1: the process with which it would be lost
 
     def __post_init__(self) -> None:
         if self.role not in ("worker", "server"):
@@ -128,6 +130,12 @@ class Topology:
     )  # to a server that follows another process: it lets workers in when it serves so many
     incarnation: int = field(default=0, metadata=LEFT_OUT_IF_EMPTY)  # to a worker that follows other processes: which of them it is, from 2
     returns: bool = field(default=False, metadata=LEFT_OUT_IF_EMPTY)  # the scheduler may be started again though nobody listens meanwhile
+    standby: str = field(
+        default="", metadata=LEFT_OUT_IF_EMPTY
+    )  # to a server: where its standby listens, tcp://host:port; none: it has none
+    stands_by: bool = field(
+        default=False, metadata=LEFT_OUT_IF_EMPTY
+    )  # to a standby: it is that of server ``rank``, and serves no worker yet
 
     @classmethod
     def from_body(cls, body: dict[str, Any]) -> Topology:

@@ -83,8 +83,8 @@ def shortened(report: Report) -> Report:
 class ReportOf:
     """A member and its last report, for an observer."""
 
-    role: Literal["worker", "server"]
-    index: int  # a worker's rank or a server's index; -1 until everyone is there
+    role: Literal["worker", "server", "standby"]
+    index: int  # a worker's rank or a server's index, also of its standby; -1 until everyone is there
     hostname: str
     pid: int
     left: bool

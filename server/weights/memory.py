@@ -10,11 +10,13 @@ keeps is double for the same reason: an update that is begun again reads what th
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Iterator
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from psgc.server.blocks import Written
 from psgc.server.weights.kept import AnswerCommit, KeptRank, KeptWeights, VersionCommit
 from psgc.server.weights.rules import Pair, RuleState
 from psgc.transport.memory.segment import Place, aligned
@@ -30,7 +32,7 @@ class WeightsMemory:
 
     def __init__(self, block: Place, ranks: int, state: RuleState) -> None:
         words = FIELDS + 2 * ranks + 1
-        self._ranks = ranks
+        self._ranks, self._block = ranks, block
         at = aligned(2 * 8 * words)
         self._records: U64 = block.bytes[: 2 * 8 * words].view(np.uint64).reshape(2, words)
         self._answers: U64 = block.bytes[at : at + 2 * 8 * ANSWER_WORDS * ranks].view(np.uint64).reshape(ranks, 2, ANSWER_WORDS)
@@ -67,6 +69,27 @@ class WeightsMemory:
         answer[ANSWER_FIELDS - 1] = 0
         answer[: ANSWER_FIELDS - 1] = (commit.step, commit.version, commit.slot + 1, commit.contributors)
         answer[ANSWER_FIELDS - 1] = commit.step
+
+    def written(self, state: RuleState, answers: bool) -> Iterator[Written]:
+        """What the last update has written here, its record last. answers: the answers as well."""
+        for array in (state.momentum, state.gathered):
+            if array is not None:
+                yield self.piece(array)
+        if answers:
+            yield from (self.written_answer(rank, step) for rank in range(self._ranks) for step in (0, 1))
+        yield self._record(self._records[self._sequence & 1])
+
+    def written_answer(self, rank: int, step: int) -> Written:
+        return self._record(self._answers[rank, step & 1][:ANSWER_FIELDS])
+
+    def piece(self, array: NDArray[Any]) -> Written:
+        """A part of this memory."""
+        piece = array.view(np.uint8)
+        return Written(self._block, piece.ctypes.data - self._block.bytes.ctypes.data, piece)
+
+    def _record(self, words: U64) -> Written:
+        piece = self.piece(words)
+        return piece._replace(bytes=piece.bytes.copy(), record=True)
 
     @property
     def kept(self) -> KeptWeights | None:

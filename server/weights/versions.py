@@ -6,6 +6,7 @@ is free.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from psgc.codecs import CodecPair
 from psgc.errors import PayloadError
 from psgc.layout.update_rule import UpdateRule
-from psgc.server.blocks import BlockId, Blocks, Of
+from psgc.server.blocks import BlockId, Blocks, Of, Written
 from psgc.server.step import NO_SLOT, Fold
 from psgc.server.weights.kept import AnswerCommit, KeptWeights, VersionCommit
 from psgc.server.weights.memory import WeightsMemory
@@ -53,6 +54,20 @@ class Versions:
             self._memory.commit(commit)
         else:
             self._memory.answer(commit)
+
+    def written(self, commit: VersionCommit | AnswerCommit | None = None) -> Iterator[Written]:
+        """What the last commit has written, its record last. commit: None: all that the weights' state consists of, whichever commit wrote it."""
+        kept = self.kept
+        if kept is None:  # at most the momentum was restored
+            yield from self._memory.written(self._state, answers=False)
+            return
+        if isinstance(commit, AnswerCommit):
+            yield self._memory.written_answer(commit.rank, commit.step)
+            return
+        slots = {kept.slot} if commit is not None else {kept.slot, *(of.slot for of in kept.ranks)}
+        for slot in sorted(slots.difference({NO_SLOT})):
+            yield Written(self._places[slot], 0, self.place(slot).bytes)
+        yield from self._memory.written(self._state, answers=commit is None)
 
     def prepare(self, slot: int) -> None:
         """Have buffer ``slot``. Called in the loop's thread, before ``update``."""
@@ -98,6 +113,10 @@ class Versions:
         if not np.isfinite(values).all():
             raise PayloadError("a momentum to be restored holds NaN or infinity")
         self.momentum()[first : first + values.size] = values
+
+    def restored(self, first: int, numel: int) -> Iterator[Written]:
+        """What the last ``restore`` has written."""
+        yield self._memory.piece(self.momentum()[first : first + numel])
 
     def _values(self, slot: int) -> NDArray[Any]:
         return self.place(slot).bytes.view(self.pair.pull.array_dtype)

@@ -39,11 +39,13 @@ class Job:
     declared: dict[str, Declaration] = field(default_factory=dict)  # the last of each peer
     launched: bool = False
     again: bool = False
+    replicas: bool = False
     membership: Membership = field(init=False)
 
     def __post_init__(self) -> None:
         self.membership = Membership(
-            self.nodes, self.servers, JOB, self.now, self._alive, SILENCE_S, DEAD_S, REGISTER_S, STEP_S, launched=self.launched, again=self.again
+            self.nodes, self.servers, JOB, self.now, self._alive, SILENCE_S, DEAD_S, REGISTER_S, STEP_S, launched=self.launched, again=self.again,
+            replicas=self.replicas,
         )  # fmt: skip
 
     def _alive(self, register: Register) -> bool | None:

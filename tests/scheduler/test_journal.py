@@ -17,7 +17,7 @@ from psgc.errors import ConfigError, PsgcError
 from psgc.scheduler import continuity as continuity_module
 from psgc.scheduler.continuity import Continuity
 from psgc.scheduler.journal import GROWN_BYTES, Journal, frame, read
-from psgc.scheduler.records import KINDS, Absent, Complete, Failed, Joined, LaidOut, Left, Passed, Record, Turned, from_json, to_json
+from psgc.scheduler.records import KINDS, Absent, Alone, Complete, Failed, Joined, LaidOut, Left, Passed, Record, Turned, from_json, to_json
 from psgc.scheduler.sealing import digest, seal, unseal
 from psgc.wire.messages import Register
 from tests.scheduler.talk import register
@@ -29,6 +29,7 @@ RECORDS: list[Record] = [
     Passed(1, 3),
     Turned(4, 5, 6),
     Absent(1),
+    Alone(0),
     Left("worker", 0),
 ]
 TOKEN = "a token that nobody guesses"
@@ -50,7 +51,7 @@ def test_a_record_is_read_as_it_was_written() -> None:
     for record in RECORDS:
         assert from_json(json.loads(json.dumps(to_json(record)))) == record
     assert Joined.of(b"w\xff0", register()).read() == (b"w\xff0", register())
-    assert len(KINDS) == 16
+    assert len(KINDS) == 17
 
 
 def test_a_journal_has_what_was_written_down(fds: list[int]) -> None:

@@ -57,7 +57,7 @@ class SimScheduler:
     def _begin(self) -> Membership:
         """A process, which goes on from what the one before has written down."""
         scenario, now = self.world.scenario, self.clock.now
-        state = Membership(len(scenario.nodes), scenario.servers, self.world.job, now, self.world.alive)
+        state = Membership(len(scenario.nodes), scenario.servers, self.world.job, now, self.world.alive, **self.world.of_scheduler)
         state.resume(map(from_json, map(json.loads, self.journal)), now)
         self.journal = [_written(record) for record in state.records()]
         return state
@@ -117,9 +117,12 @@ class SimServer:
     """What server/loop.py does around ServerState, with named results in place of memory. Its processes end, and others follow: ``slots``, ``committed``,
     ``before``, ``residuals``, ``kept`` and ``late`` are what the launcher keeps; everything else is a process's own."""
 
+    machine = "host"
+
     def __init__(self, world: World, index: int) -> None:
         self.world, self.clock, self.rng = world, world.clock, world.rng
         self.index = index
+        self.more: dict[str, Any] = {}  # that it says of itself when it registers
         self.host = Host(self._ready, self._lost, self._proof)
         self.slots: dict[tuple[int, int], Any] = {}
         self.committed: dict[int, Result] = {}
@@ -186,10 +189,13 @@ class SimServer:
 
     def _register(self) -> None:
         scenario = self.world.scenario
+        fields: dict[str, Any] = {
+            "pid": 1000 + self.index + 10 * self.incarnation, "index": self.index, "address": f"s{self.index}", "incarnation": self.incarnation,
+            "lineage": 7 + self.index, **self.more,
+        }  # fmt: skip
         body = Register(
-            "server", __version__, "host", "host", 1000 + self.index + 10 * self.incarnation, 1, len(scenario.nodes), scenario.servers,
-            index=self.index, address=f"s{self.index}", incarnation=self.incarnation, lineage=7 + self.index,
-        )  # fmt: skip
+            "server", __version__, self.machine, "host", pid_started=1, nodes=len(scenario.nodes), servers=scenario.servers, **fields
+        )
         self._say(Kind.REGISTER, encode_body(body))
 
     def _say(self, kind: Kind, body: bytes = b"", plan: int = 0) -> None:

@@ -103,6 +103,9 @@ class SimWorker:
             self.links.append(Line(self.world.network, ears, self.world.servers[server].host, ends))
         self._script = self.world.script(self)
 
+    def moved(self, topology: Topology) -> None:
+        raise WrongError(f"worker {self.node} hears that servers have moved: {topology.servers}")
+
     def laid_out(self, layout: Layout) -> None:
         assert self.client is not None
         layout = layout.served

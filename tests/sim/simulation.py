@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -133,6 +133,7 @@ class World:
     """One simulated job."""
 
     on_worker_loss = "stop"
+    of_scheduler: Mapping[str, Any] = MappingProxyType({})  # further settings of it
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario

@@ -16,12 +16,12 @@ from psgc.config import Config
 from psgc.transport.link_set import LinkSet
 from psgc.transport.security.gate import MOST, Gate
 from psgc.transport.security.handshake import ServerProof, WorkerProof, worker_key
+from psgc.transport.server_link import connect_server
 from psgc.transport.shm import LocalLink, LocalListener
 from psgc.transport.socket_link import MOST_KEPT_BYTES, SocketLink
 from psgc.transport.tcp import TcpLink, TcpListener
 from psgc.wire.frames import Header, Kind
 from psgc.wire.messages import ServerAddress
-from psgc.worker.connections.links import connect_server
 
 DATA_KEY = bytes(32)
 WAIT_S = 60.0

@@ -24,10 +24,10 @@ from psgc.server import loop as server_loop
 from psgc.transport import registry, selection
 from psgc.transport.link import Listener, Transport
 from psgc.transport.link_set import LinkSet
+from psgc.transport.server_link import connect_server
 from psgc.wire.frames import Kind
 from psgc.wire.messages import ServerAddress
 from psgc.worker.cluster import ClusterSession
-from psgc.worker.connections.links import connect_server
 from tests.jobs.array_buffer import ArrayBuffer
 from tests.ports import free_port
 

@@ -42,7 +42,7 @@ class Reach:
         self, rank: int, addresses: Sequence[str], began: float, now: float, silence_s: float, register_timeout_s: float, step_timeout_s: float,
         every_s: float = 0.25,
     ) -> None:  # fmt: skip
-        self.addresses, self._rank, self._began = addresses, rank, began
+        self.addresses, self._rank, self._began = list(addresses), rank, began
         self._limits = _Limits(silence_s, register_timeout_s, step_timeout_s)
         self._connections = [_Connection(now) for _ in addresses]
         self._deadline = max(began + register_timeout_s, now + min(AT_LEAST_S, register_timeout_s))
@@ -64,6 +64,11 @@ class Reach:
             connection.since = now
             connection.first = connection.first if connection.remade else now
             connection.remade += 1
+
+    def moved(self, server: int, address: str, now: float) -> None:
+        """Another process serves in its place, at this address."""
+        self.addresses[server] = address
+        self._connections[server] = _Connection(now, reached=True)
 
     @property
     def unsteady(self) -> list[int]:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, Final, Protocol
 
 from psgc.config import Config
@@ -17,10 +19,11 @@ from psgc.transport.link import Link
 from psgc.transport.link_set import LinkSet
 from psgc.transport.memory.segment import Place
 from psgc.transport.pacing import PacedLink
+from psgc.transport.registry import FALLBACK
+from psgc.transport.server_link import ServerLink, connect_server
 from psgc.wire.frames import Header, Kind
-from psgc.wire.messages import Topology
+from psgc.wire.messages import ServerAddress, Topology
 from psgc.worker.client import Action, Client
-from psgc.worker.connections.links import ServerLink, connect_server
 from psgc.worker.connections.reach import Reach
 from psgc.worker.outcome import Outcome
 
@@ -60,6 +63,8 @@ class ServerConnections:
         pace = PacedLink.of(config.link_mbit, config.link_fd) if config.link_mbit else None
         self._set = LinkSet(pace, lambda link, header: posted(link.owner.server, header))
         self._client: Client
+        self._addresses: Sequence[ServerAddress] = ()
+        self._connect: Callable[..., ServerLink]
         self._reach: Reach | None = None  # once the servers are known
         self._met: set[int] = set()  # servers to which there has been a connection
         self.reconnects = 0  # connections that were made again
@@ -69,14 +74,32 @@ class ServerConnections:
         """Begin to connect to the servers. began: when this worker began to join the job."""
         config, self._client = self._config, client
         key = bytes.fromhex(topology.key)
+        self._addresses = topology.servers
+        self._connect = partial(connect_server, links=self._set, rank=topology.rank, epoch=topology.epoch, key=key)
         for server in topology.servers:
-            self.links.append(connect_server(server, self._set, config, rank=topology.rank, epoch=topology.epoch, key=key))
+            self.links.append(self._connect(server, config=config))
         self._reach = Reach(
             topology.rank, [link.route.address for link in self.links], began, time.monotonic(), config.silence_s,
             config.register_timeout_s, config.step_timeout_s,
         )  # fmt: skip
         for link in self.links:
             self._look_at(link)
+
+    def move(self, servers: Sequence[ServerAddress]) -> None:
+        """Other processes have taken servers' places: connect to them, by a transport that carries payloads wherever they lie."""
+        assert self._reach is not None
+        over_tcp = replace(self._config, transport=FALLBACK)
+        for index, (server, before) in enumerate(zip(servers, self._addresses, strict=True)):
+            if server != before:
+                former = self.links[index]
+                former.close(linger_s=0.0)
+                self.links[index] = self._connect(server, config=over_tcp)
+                self.links[index].wire_bytes = former.wire_bytes
+                self._lost.pop(index, None)
+                self._reach.moved(index, server.address, time.monotonic())
+                self._client.disconnected(index)
+                self._look_at(self.links[index])
+        self._addresses = servers
 
     def fileno(self) -> int:
         """Readable when a connection is ready."""

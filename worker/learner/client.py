@@ -25,9 +25,9 @@ from psgc.transport.pacing import PacedLink
 from psgc.transport.registry import FALLBACK
 from psgc.transport.security.handshake import NONCE_BYTES, WorkerProof
 from psgc.transport.selection import transport
+from psgc.transport.server_link import Route, ServerLink
 from psgc.transport.watch import Watch
 from psgc.wire.learners import Enrol, learner_key, learner_number
-from psgc.worker.connections.links import Route, ServerLink
 from psgc.worker.learner.conversation import Conversation, Message, Values
 
 logger = logging.getLogger(__name__)

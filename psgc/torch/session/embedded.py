@@ -74,6 +74,7 @@ class Embedded:
 
         Raises ConfigError, PsgcError, and JobFailed where rank 0 does not answer."""
         config = self._config
+        config.require_replicable()
         if config.nodes > 1:
             config.require_secret()
         first = config.local_rank == 0

@@ -1,4 +1,4 @@
-"""The worker's connections to its servers, each made by the transport that suits it, and made again when it breaks.
+"""Connections to servers, each made by the transport that suits it, and made again when it breaks: a worker's, and a server's to its standby.
 
 Knows how connections are made, proved and made again, and counts their bytes. Knows neither the kinds of transport nor the meaning of messages.
 """

@@ -1,0 +1,172 @@
+"""A server's machine is lost in the middle of a real job: with replicas another process takes its place, and nothing of the training changes.
+
+A machine is a launcher with all that it has started and keeps; kill -9 takes it away at once."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launch.killing import children
+from tests.ports import free_port
+
+JOBS = Path(__file__).parent.parent / "jobs"
+TRANSPORTS = {"shared memory": {}, "TCP": {"PSGC_TRANSPORT": "tcp"}, "encrypted": {"PSGC_TRANSPORT": "tcp", "PSGC_ENCRYPT": "1"}}
+
+
+class Machines:
+    """Launchers of one job: a scheduler's, the workers', and one for each server and its standby."""
+
+    def __init__(self, launched: Any, job: Sequence[str], servers: int = 2, workers: int = 2, **env: str) -> None:
+        self.launched = launched
+        common = {
+            "DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": str(servers), "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(free_port()),
+            "BYTEPS_FORCE_DISTRIBUTED": "1", "PSGC_TOKEN": "a token of this test", "PSGC_DEAD_S": "3", "PSGC_REPLICAS": "1", "PSGC_JOB": "77", **env,
+        }  # fmt: skip
+        self.scheduler = launched.psgc_launch(**{**common, "DMLC_ROLE": "scheduler"})
+        self.servers = [launched.psgc_launch(**{**common, "DMLC_ROLE": "server", "DMLC_SERVER_ID": str(index)}) for index in range(servers)]
+        worker = {**common, "DMLC_ROLE": "worker", "DMLC_WORKER_ID": "0", "BYTEPS_LOCAL_SIZE": str(workers)}
+        self.workers = launched.psgc_launch(sys.executable, *job, **worker)
+        self.lost: set[int] = set()
+
+    def lose(self, index: int) -> None:
+        """The machine of a server, with its standby: nothing of it is left, neither processes nor memory."""
+        self.lost.add(index)
+        popen = self.servers[index]
+        groups = children(popen)
+        os.kill(popen.pid, signal.SIGKILL)
+        for pid in groups:
+            _kill_group(pid)
+
+    def kill(self, index: int, child: int) -> None:
+        """One process of a server's launcher: 0 its guardian, 1 the server, 2 the standby."""
+        os.kill(children(self.servers[index])[child], signal.SIGKILL)
+
+    def run(self, faults: dict[int, Any]) -> tuple[str, str, str]:
+        """To the job's end. faults: what to do once workers have said so many steps. Returns the workers' output, their stderr and the scheduler's."""
+        assert self.workers.stdout is not None
+        out, steps = [], 0
+        for line in self.workers.stdout:
+            out.append(line)
+            if " step " in line:
+                steps += 1
+                if (fault := faults.pop(steps, None)) is not None:
+                    fault(self)
+        ended = {name: self.launched.end(popen) for name, popen in self._others().items()}
+        self.status = ended["workers"][0]
+        errors = "\n".join(f"{name}: {err}" for name, (_, _, err) in ended.items())
+        assert not faults, ("".join(out[-3:]), errors)
+        self.statuses = {name: status for name, (status, _, _) in ended.items()}
+        return "".join(out), ended["workers"][2], ended["scheduler"][2]
+
+    def _others(self) -> dict[str, subprocess.Popen[str]]:
+        servers = {f"server {index}": popen for index, popen in enumerate(self.servers)}
+        return {"workers": self.workers, "scheduler": self.scheduler, **servers}
+
+
+def _kill_group(pid: int) -> None:
+    """Its process group is gone, or is killed: a child may have been about to start when its launcher was killed."""
+    for _ in range(500):
+        try:
+            os.killpg(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+        time.sleep(0.01)
+
+
+def found(out: str) -> list[str]:
+    return sorted(re.findall(r"rank \d found \w+$", out, re.M))
+
+
+CASES = [
+    ("TCP", "none", "optimizer"), ("shared memory", "int8", "ddp"), ("encrypted", "onebit", "optimizer"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("transport", "codec", "front"), CASES)
+def test_a_training_whose_servers_machine_is_lost_has_the_losses_of_one_that_goes_undisturbed(
+    launched: Any, transport: str, codec: str, front: str
+) -> None:
+    job, results = [str(JOBS / "lost_server.py"), "40", codec, front, "0.01"], []
+    for faults in ({}, {25: lambda machines: machines.lose(1)}):
+        machines = Machines(launched, job, **TRANSPORTS[transport])
+        out, err, scheduler = machines.run(dict(faults))
+        assert machines.status == 0, err + scheduler
+        results.append(found(out))
+    assert len(results[0]) == 2
+    assert results[0] == results[1]
+    assert "takes its place (PSGC_REPLICAS=1)" in scheduler
+    assert "goes on without a standby" in scheduler
+
+
+@pytest.mark.parametrize("kind", ["rounds", "counts", pytest.param("outer", marks=pytest.mark.long)])
+def test_tensors_that_servers_hold_are_those_of_a_job_whose_machines_stay(launched: Any, kind: str) -> None:
+    job, results = [str(JOBS / "lost_weights.py"), kind, "40", "0.01"], []
+    for faults in ({}, {25: lambda machines: machines.lose(0)}):
+        machines = Machines(launched, job)
+        out, err, scheduler = machines.run(dict(faults))
+        assert machines.status == 0, err + scheduler
+        results.append(found(out))
+    assert len(results[0]) == 2
+    assert results[0] == results[1]
+
+
+def test_processes_that_die_on_machines_that_stay_are_followed_before_and_after_a_loss(launched: Any) -> None:
+    """A standby's process, a server's, and one that has taken a server's place."""
+    job, results = [str(JOBS / "lost_server.py"), "60", "onebit", "optimizer", "0.01"], []
+    faults = {
+        15: lambda machines: machines.kill(0, 2), 30: lambda machines: machines.kill(1, 1), 50: lambda machines: machines.lose(1),
+        80: lambda machines: machines.kill(0, -1),
+    }  # fmt: skip
+    for planned in ({}, faults):
+        machines = Machines(launched, job)
+        out, err, scheduler = machines.run(dict(planned))
+        assert machines.status == 0, err + scheduler
+        results.append(found(out))
+    assert len(results[0]) == 2
+    assert results[0] == results[1]
+
+
+def test_where_all_is_lost_the_job_ends_with_one_line(launched: Any) -> None:
+    machines = Machines(launched, [str(JOBS / "lost_server.py"), "100000", "none", "optimizer", "0.01"])
+
+    def lose_both(machines: Machines) -> None:
+        for index in (0, 1):
+            machines.lose(index)
+
+    _, err, _ = machines.run({10: lose_both})
+    assert machines.status not in (0, None)
+    last = err.strip().splitlines()[-1]
+    assert re.search(r"server \d .*; it has no standby any more, so what it had kept is lost \(PSGC_RESTARTS starts a job again\)", last), (
+        err
+    )
+
+
+def test_without_replicas_a_lost_machine_ends_the_job_and_the_line_says_what_would_help(launched: Any) -> None:
+    machines = Machines(launched, [str(JOBS / "lost_server.py"), "100000", "none", "optimizer", "0.01"], PSGC_REPLICAS="0")
+    _, err, _ = machines.run({10: lambda machines: machines.lose(1)})
+    assert machines.status not in (0, None)
+    assert "PSGC_REPLICAS=1 keeps it on another machine, too" in err.strip().splitlines()[-1], err
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(8))
+def test_a_machine_lost_anywhere_changes_nothing(launched: Any, seed: int) -> None:
+    transport, codec, front = CASES[seed % 3]
+    job, results = [str(JOBS / "lost_server.py"), "60", codec, front, "0"], []
+    for faults in ({}, {3 + 13 * seed: lambda machines: machines.lose(seed % 3)}):
+        machines = Machines(launched, job, servers=3, **TRANSPORTS[transport])
+        out, err, scheduler = machines.run(dict(faults))
+        assert machines.status == 0, err + scheduler
+        results.append(found(out))
+    assert len(results[0]) == 2
+    assert results[0] == results[1]
