@@ -196,6 +196,57 @@ def test_what_is_synchronised_before_the_loop_is_refused_in_the_first_process(la
     assert "Elastic: something was synchronised before its steps" in err.strip().splitlines()[-1], err
 
 
+# A GAN whose halves are groups of one optimizer, with two updates a step, and a moving average among the model's parameters.
+GAN = """
+import os, signal, torch
+import psgc.torch as psgc
+psgc.init()
+torch.manual_seed(0)
+model = torch.nn.ModuleDict({"g": torch.nn.Linear(2, 1), "d": torch.nn.Linear(2, 1), "average": torch.nn.Linear(2, 1).requires_grad_(False)})
+optimizer = psgc.DistributedOptimizer(torch.optim.SGD([{"params": model[one].parameters()} for one in "gd"], lr=0.1, momentum=0.9), model.named_parameters())
+elastic = psgc.Elastic(model=model, optimizer=optimizer, seed=1)
+for step in elastic.steps(6):
+    for one, other in ("dg", "gd"):
+        model[one].requires_grad_(True), model[other].requires_grad_(False)
+        optimizer.zero_grad()
+        (model[one](torch.rand(4, 2)) * model[other](torch.rand(4, 2))).mean().backward()
+        if (step, one) == DIES and psgc.rank() == 1 and not elastic.replaced:
+            os.kill(os.getpid(), signal.SIGKILL)
+        optimizer.step()
+        for average, parameter in zip(model["average"].parameters(), model["d"].parameters()):
+            average.data.mul_(0.5).add_(parameter.data)
+    model.requires_grad_(True)["average"].requires_grad_(False)
+print("found", [f"{value:.9g}" for p in model.parameters() for value in p.flatten().tolist()])
+"""
+
+
+@pytest.mark.parametrize("half", "dg")
+def test_two_halves_that_one_optimizer_trains_in_turn_go_on_where_they_were(half: str, launched: Any, tmp_path: Path) -> None:
+    found = []
+    for dies in (-1, 3):
+        script = tmp_path / f"gan{dies}.py"
+        script.write_text(GAN.replace("DIES", repr((dies, half))))
+        status, out, err = launched.end(launched.psgc("run", "--no-prefix", "--", sys.executable, str(script), **WAIT))
+        assert status == 0, err
+        assert err.count("another process takes its place") == (dies >= 0)
+        found.append([line for line in out.splitlines() if "found" in line])
+    assert len(found[0]) == 2 and len({*found[0], *found[1]}) == 1, found
+
+
+def test_a_second_optimizer_in_the_loop_is_refused(launched: Any, tmp_path: Path) -> None:
+    """What it trains would not get to another process."""
+    script = tmp_path / "second.py"
+    script.write_text(
+        TRAINS + "second = torch.nn.Linear(3, 1)\n"
+        "another = psgc.DistributedOptimizer(torch.optim.SGD(second.parameters(), lr=0.1), second.named_parameters())\n"
+        "for step in psgc.Elastic(model=model, optimizer=optimizer).steps(3):\n"
+        "    for net, of in ((second, another), (model, optimizer)):\n        net(torch.ones(3)).sum().backward()\n        of.step()\n"
+    )
+    status, _, err = launched.end(launched.psgc("run", "--", sys.executable, str(script), **WAIT))
+    assert status == 1
+    assert "Elastic: gradients of a second DistributedOptimizer were averaged in its loop" in err.strip().splitlines()[-1], err
+
+
 def test_servers_and_workers_that_are_killed_in_turn_change_nothing(launched: Any) -> None:
     found = []
     for kills in (False, True):

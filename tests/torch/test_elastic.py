@@ -85,6 +85,76 @@ def test_what_is_read_in_the_middle_of_a_step_is_the_state_at_its_beginning() ->
     assert rates.get_last_lr() == schedule.get_last_lr()
 
 
+class Averaged(torch.nn.Module):
+    """A model with a moving average of its weights, which the script changes and no optimizer does. optimizer_has_it: without a gradient."""
+
+    def __init__(self, optimizer_has_it: bool) -> None:
+        super().__init__()
+        self.net = torch.nn.Linear(4, 1)
+        self.average = torch.nn.Linear(4, 1).requires_grad_(False)
+        trained = list(self.named_parameters() if optimizer_has_it else self.net.named_parameters())
+        self.optimizer: Any = psgc.DistributedOptimizer(torch.optim.SGD([p for _, p in trained], lr=0.1), trained)
+
+    def train_step(self, number: int) -> None:
+        self.follow()
+        inputs = torch.randn(8, 4, generator=torch.Generator().manual_seed(number))
+        self.optimizer.zero_grad()
+        self.net(inputs).square().mean().backward()
+        self.optimizer.step()
+
+    def follow(self) -> None:
+        for average, parameter in zip(self.average.parameters(), self.net.parameters(), strict=True):
+            average.data.mul_(0.5).add_(parameter.data)
+
+
+@pytest.mark.parametrize("optimizer_has_it", [False, True])
+def test_parameters_that_the_script_changes_are_given_as_they_were_at_the_steps_beginning(optimizer_has_it: bool) -> None:
+    session = psgc.current_session()
+    model, other, again = (Averaged(optimizer_has_it) for _ in range(3))
+    again.load_state_dict(model.state_dict())
+    giver, taker = (TrainingState(session, each, each.optimizer, {}) for each in (model, other))
+    model.train_step(0)
+    beginning = giver.beginning(1, False, (0,))
+    model.follow()  # in the step in which the other dies, before its update
+    head, tensors = giver.read(beginning)
+    whole, places = taker.places(head)
+    for place, tensor in zip(places, tensors, strict=True):
+        place.copy_(tensor)
+    taken = taker.take(whole)
+    assert set(taken.apart) == {"average.weight", "average.bias"}
+    other.follow()
+    head, tensors = taker.read(taken)  # it may be asked, too
+    third = Averaged(optimizer_has_it)
+    last = TrainingState(session, third, third.optimizer, {})
+    whole, places = last.places(head)
+    for place, tensor in zip(places, tensors, strict=True):
+        place.copy_(tensor)
+    last.take(whole)
+    third.train_step(1)
+    for number in range(2):
+        again.train_step(number)
+    for mine, theirs in zip(third.state_dict().values(), again.state_dict().values(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_what_its_optimizer_does_not_train_is_refused_when_it_is_made() -> None:
+    """An update of another optimizer, which the giver's parameters have already, would be made again."""
+    model = torch.nn.ModuleDict({"g": torch.nn.Linear(2, 1), "d": torch.nn.Linear(2, 1)})
+    opt_g, opt_d = (
+        psgc.DistributedOptimizer(torch.optim.SGD(model[one].parameters(), lr=0.1), model[one].named_parameters()) for one in "gd"
+    )
+    with pytest.raises(
+        UsageError, match=r"Elastic: the optimizer does not have parameter 'd\.weight' of the model, .*; give all of the model's to one"
+    ):
+        psgc.Elastic(model=model, optimizer=opt_g)
+    with pytest.raises(
+        UsageError, match="Elastic: od is an optimizer, whose updates another process could not follow; have one optimizer for all"
+    ):
+        psgc.Elastic(model=model["g"], optimizer=opt_g, extra={"od": opt_d})
+    model["d"].requires_grad_(False)
+    psgc.Elastic(model=model, optimizer=opt_g)
+
+
 def test_the_outcome_of_the_last_step_goes_along() -> None:
     giver, taker, scale = LastStep(), LastStep(), [8.0]
     giver.scale_with(lambda: scale[0])

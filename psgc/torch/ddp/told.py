@@ -12,6 +12,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from psgc.torch.gradients.front_end import FrontEnd
+from psgc.worker.session import Session
 
 _models: weakref.WeakSet[FrontEnd[Any]] = weakref.WeakSet()
 _optimizers: weakref.WeakSet[FrontEnd[Any]] = weakref.WeakSet()
@@ -28,6 +29,11 @@ def add_model(gradients: FrontEnd[Any]) -> None:
 def add_optimizer(gradients: FrontEnd[Any]) -> None:
     """Of a DistributedOptimizer: have it told from now on. It is held weakly."""
     _optimizers.add(gradients)
+
+
+def optimizers_in(session: Session) -> list[FrontEnd[Any]]:
+    """Those of the session's DistributedOptimizers."""
+    return [each for each in _optimizers if each.session is session]
 
 
 @functools.cache

@@ -38,7 +38,8 @@ SEED_BITS: Final = 63
 class Elastic:
     """The state of a training, and the loop over its steps. Under PSGC_ON_WORKER_LOSS=wait or shrink the training goes on when a worker dies.
 
-    model, optimizer: the optimizer is a DistributedOptimizer of the model's parameters.
+    model, optimizer: the optimizer is a DistributedOptimizer of all of the model's parameters that require a gradient, and the only one in the loop. In a step
+                      they change by its updates alone; other parameters, and buffers, by whatever the script does.
     scheduler:        of the learning rate; None: there is none.
     extra:            by name, whatever else has ``state_dict()`` and ``load_state_dict()`` and is equal on all ranks: a loss scaler, a sampler. States are of
                       plain types, and small: they are kept at the beginning of each step.
@@ -65,6 +66,11 @@ class Elastic:
         for name, of in named.items():
             if not (callable(getattr(of, "state_dict", None)) and callable(getattr(of, "load_state_dict", None))):
                 raise UsageError(f"{WHOSE}: {name} is a {type(of).__name__}, which has no state_dict() and load_state_dict()")
+            if isinstance(of, torch.optim.Optimizer):
+                raise UsageError(
+                    f"{WHOSE}: {name} is an optimizer, whose updates another process could not follow; have one optimizer for all that is trained, with a "
+                    f"group of parameters for each"
+                )
         if not isinstance(model, torch.nn.Module):
             raise UsageError(f"{WHOSE}: model is a {type(model).__name__}, expected a torch.nn.Module")
         self._session = api.current_session()
@@ -73,6 +79,7 @@ class Elastic:
         self._attendance: Attendance  # once steps have begun
         self._rates: list[Any] = []  # of the optimizer's groups, while an update is made with others
         self._state = TrainingState(self._session, model, self._optimizer, named)
+        self._state.check_trained()
         self._changed = threading.Condition()
         self._beginning: Beginning | None = None
         self._readers = 0
@@ -135,10 +142,12 @@ class Elastic:
         """updates: that another rank, whose state this is, has made in this step; the script's own are left out."""
         self._optimizer._psgc_updated = updates
         self._attendance.begin(step)
-        if self._followed or step == 0:  # else only what is wrong with it is found
+        beginning = None
+        if self._followed:
+            self._state.check_alone()
             beginning = replace(self._state.beginning(step, ended, self._attendance.ranks), updates=updates)
-        else:
-            beginning = None
+        elif step == 0:
+            self._state.kept()  # finds out what is wrong with it
         with self._changed:
             self._beginning, self._changing = beginning, updates > 0
             self._changed.notify_all()
@@ -236,9 +245,12 @@ class Elastic:
                         session.fail(
                             "rank 0 died before the first step, whose parameters the training was to begin with: start the job again"
                         )
+                    self._state.check_alone()
                     channel.give(None if beginning is None else self._state.read(beginning))
             finally:
                 channel.close()
+        except UsageError as error:
+            session.fail(str(error))
         except PsgcError as error:
             logger.debug("handover %d to rank %d failed: %s", handover.number, handover.other, error)
 

@@ -1,8 +1,9 @@
 """The state of a training in a step, as a process needs it that takes a dead worker's place and begins with that step.
 
-Parameters and the optimizer's state change only by the optimizer's updates, so they are read where they lie, when somebody asks, with the number of updates
+The optimizer's parameters and its state change only by its updates, so they are read where they lie, when somebody asks, with the number of updates
 that they have had in the step: who takes them leaves out so many. The optimizer's options, which a schedule may change after an update, are kept as they
-were after the last one. Everything else may change during a step, and is kept as bytes at its beginning.
+were after the last one. Everything else may change during a step, and is copied at its beginning: buffers, parameters that the optimizer leaves alone (a
+moving average's, frozen ones), and other objects' states as bytes.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, Final, Protocol
 import torch
 
 from psgc.errors import UsageError
+from psgc.torch.ddp.told import optimizers_in
 from psgc.torch.optimizers.averaging import Distributed
 from psgc.torch.tensors import plain
 from psgc.torch.tensors.apart import mapped, put_tensors, take_tensors
@@ -33,12 +35,13 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """Of a step. kept, buffers: what may change during it. ended: all steps have been taken. updates: that the optimizer's state has had in the step; options:
-    of its groups then. members: ranks that take part, as known at the beginning."""
+    """Of a step. kept, buffers, apart (parameters, by name): what may change during it. ended: all steps have been taken. updates: that the
+    optimizer's state has had in the step; options: of its groups then. members: ranks that take part, as known at the beginning."""
 
     step: int
     kept: bytes
     buffers: Mapping[str, torch.Tensor]
+    apart: Mapping[str, torch.Tensor]
     ended: bool
     updates: int
     options: Sequence[Mapping[str, Any]]
@@ -52,7 +55,16 @@ class TrainingState:
         self._session, self._model, self._optimizer, self._extra = session, model, optimizer, extra
 
     def beginning(self, step: int, ended: bool, members: tuple[int, ...]) -> Beginning:
-        """Of this step. Raises UsageError for a state that is not of plain types, and where the last step is not over."""
+        """Of this step. Raises as ``kept``."""
+        kept = self.kept()
+        # where they lie: nothing waits for a device
+        buffers = {name: buffer.detach().clone() for name, buffer in self._model.named_buffers()}
+        apart = {name: parameter.detach().clone() for name, parameter in self._apart()}
+        return Beginning(step, kept, buffers, apart, ended, 0, self._options(), members)
+
+    def kept(self) -> bytes:
+        """What is neither the model's nor the optimizer's, between two steps. Raises UsageError for a state that is not of plain types, and where the last step
+        is not over."""
         exchange = self._optimizer._psgc_gradients.exchange
         if exchange.declarations > 1:
             raise UsageError(
@@ -66,10 +78,39 @@ class TrainingState:
             "last": exchange.last.told(), "steps": dict(progress.steps), "barriers": progress.barriers,
             "extra": {name: _plain(of.state_dict()) for name, of in self._extra.items()},
         }  # fmt: skip
-        buffers = {
-            name: buffer.detach().clone() for name, buffer in self._model.named_buffers()
-        }  # where they lie: nothing waits for a device
-        return Beginning(step, plain.encode(kept, "state", WHOSE), buffers, ended, 0, self._options(), members)
+        return plain.encode(kept, "state", WHOSE)
+
+    def check_trained(self) -> None:
+        """Raise UsageError for a parameter of the model that something else than the optimizer trains: an update of that which another rank has made already
+        would be made twice."""
+        mine = self._optimized()
+        for name, parameter in self._model.named_parameters():
+            if parameter.requires_grad and parameter not in mine:
+                raise UsageError(
+                    f"{WHOSE}: the optimizer does not have parameter {name!r} of the model, which requires a gradient; give all of the model's to one "
+                    f"DistributedOptimizer, in groups, or requires_grad_(False) to what is not trained"
+                )
+
+    def check_alone(self) -> None:
+        """Raise UsageError where another DistributedOptimizer of this job has averaged gradients, too: what it has trained would not get to other processes."""
+        for other in optimizers_in(self._session):
+            if other is not self._optimizer._psgc_gradients and other.exchange.declarations:
+                raise UsageError(
+                    f"{WHOSE}: gradients of a second DistributedOptimizer were averaged in its loop, whose updates a process that takes a dead worker's place "
+                    f"could not follow; have one optimizer for all that is trained, with a group of parameters for each, or set PSGC_ON_WORKER_LOSS=stop"
+                )
+
+    def _optimized(self) -> set[torch.Tensor]:
+        return {parameter for group in self._optimizer.param_groups for parameter in group["params"]}
+
+    def _apart(self) -> list[tuple[str, torch.Tensor]]:
+        """The model's parameters that no update changes. One whose gradient is averaged may lack the requirement for a while, as GANs' do."""
+        mine, gradients = self._optimized(), self._optimizer._psgc_gradients
+        return [
+            (name, parameter)
+            for name, parameter in self._model.named_parameters()
+            if parameter not in mine or not (parameter.requires_grad or gradients.knows(parameter))
+        ]
 
     def updated(self, beginning: Beginning) -> Beginning:
         """The same after one more update."""
@@ -87,7 +128,8 @@ class TrainingState:
         ]
         whole = {
             "step": beginning.step, "ended": beginning.ended, "updates": beginning.updates, "kept": beginning.kept, "members": list(beginning.members),
-            "buffers": dict(beginning.buffers), "parameters": dict(self._model.named_parameters()), "optimizer": {**optimizer, "param_groups": groups},
+            "buffers": dict(beginning.buffers), "parameters": {**dict(self._model.named_parameters()), **beginning.apart},
+            "optimizer": {**optimizer, "param_groups": groups},
         }  # fmt: skip
         head = plain.encode(take_tensors(whole, tensors), "state", WHOSE)
         for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
@@ -115,8 +157,9 @@ class TrainingState:
             of.load_state_dict(_like(kept["extra"][name], of.state_dict()))
         self._optimizer._psgc_gradients.exchange.last.follow(kept["last"])
         self._session.catch_up(Progress(kept["steps"], kept["barriers"]))
+        apart = {name: whole["parameters"][name] for name, _ in self._apart()}
         return Beginning(
-            whole["step"], whole["kept"], whole["buffers"], whole["ended"], whole["updates"], self._options(), tuple(whole["members"])
+            whole["step"], whole["kept"], whole["buffers"], apart, whole["ended"], whole["updates"], self._options(), tuple(whole["members"])
         )  # fmt: skip
 
 
