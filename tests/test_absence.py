@@ -7,7 +7,7 @@ from psgc.processes.absence import AWAY_S, Absence, younger
 from psgc.server.state import ServerState, specs_of
 from psgc.wire.frames import Header, Kind
 from psgc.worker.connections.reach import Reach
-from tests.scheduler.talk import STEP_S, complete, declaration, logged, register, sent
+from tests.scheduler.talk import REGISTER_S, STEP_S, complete, declaration, logged, register, sent
 from tests.scheduler.talk import Job as SchedulerJob
 
 LIMIT_S = 30
@@ -45,6 +45,21 @@ def test_the_schedulers_limits_wait_for_it() -> None:
         job.hear_everyone()
         assert not sent(job.tick(1), Kind.ABORT)
     assert "for 601 s, more than the limit" in logged(job.run(5))
+
+
+def test_a_dead_workers_next_process_is_given_as_long_as_the_scheduler_ran() -> None:
+    job = SchedulerJob(nodes=2)
+    job.join("s0", register("server", index=0))
+    for node in range(2):
+        job.join(f"w{node}", register(node=node, incarnation=1))
+    job.dead.add(register(node=1).pid)
+    job.tick(1)
+    assert "the others wait for the process that takes its place" in logged(job.tick(1))
+    job.tick(ABSENT_S)
+    for _ in range(int(REGISTER_S) - 2):
+        job.hear_everyone()
+        assert not sent(job.tick(1), Kind.ABORT)
+    assert "died and was not started again within 300 s (PSGC_REGISTER_TIMEOUT_S)" in logged(job.run(5))
 
 
 def test_registration_is_given_as_long_as_the_scheduler_ran() -> None:

@@ -152,13 +152,15 @@ class Membership:
         return [*mourned, *silent, *(self._deserted(now) or self._name_late(now))]
 
     def _was_away(self, now: float) -> bool:
-        """Whether this process did not run since the last tick (it was stopped, or the machine slept). Members are not silent because of that."""
+        """Whether this process did not run since the last tick (it was stopped, or the machine slept). Members are not silent because of that, nor are dead ones' successors late."""
         away = self._absence.ended(now)
         if not away:
             return False
         self.began = younger(self.began, away, now)
         for member in self.roster:
             member.last_seen = younger(member.last_seen, away, now)
+            if member.gone is not None:
+                member.gone = younger(member.gone, away, now)
         for kind in self.agreements.by_kind() if self.agreements is not None else ():
             for gathering in kind:
                 gathering.since = younger(gathering.since, away, now)
