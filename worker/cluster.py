@@ -174,7 +174,8 @@ class ClusterSession(SessionWithOutcome):
         self._network.tell_state()
 
     def _without_state(self, handover: Handover) -> None:
-        if not handover.takes:
+        """The script has made no Elastic. It may be preparing: whoever needs the state asks again at each heartbeat, and the limit is that of its look-up."""
+        if not handover.takes and self.synchronised:
             self.fail(
                 f"rank {handover.other} died and another process takes its place, but the script of rank {self.rank} has no psgc.torch.Elastic, which would "
                 f"give it the job's state (PSGC_ON_WORKER_LOSS={self.config.on_worker_loss})"
@@ -184,6 +185,11 @@ class ClusterSession(SessionWithOutcome):
         self.outcome.launcher.tell("stepped")
 
     def hear_of_handovers(self, hear: Callable[[Handover], None]) -> None:
+        if self.config.on_worker_loss != "stop" and self._network.handovers != self._without_state:
+            raise UsageError(
+                "this process has a psgc.torch.Elastic already, and a process that takes a dead worker's place could not follow two; train in the one's loop, "
+                "or set PSGC_ON_WORKER_LOSS=stop"
+            )
         self._network.handovers = hear
 
     def ask_state(self, failed: int) -> None:
@@ -213,7 +219,7 @@ class ClusterSession(SessionWithOutcome):
 
     @property
     def synchronised(self) -> bool:
-        return any(declaration.kind != "broadcast" and not name.startswith(ROOT_OF) for name, (declaration, _) in self._names.items())
+        return any(declaration.kind != "broadcast" and not name.startswith(ROOT_OF) for name, (declaration, _) in list(self._names.items()))
 
     def fail(self, text: str) -> None:
         if not self.outcome.closed:

@@ -165,7 +165,8 @@ class Session(ABC):
         """This process has taken another's place, and has the state of a rank that has come so far. Nothing has been declared yet."""
 
     def hear_of_handovers(self, hear: Callable[[Handover], None]) -> None:  # noqa: B027
-        """Have ``hear`` called, in one of psgc's threads, for each handover of the job's state in which this rank takes part."""
+        """Have ``hear`` called, in one of psgc's threads, for each handover of the job's state in which this rank takes part. Raises UsageError
+        where something else does already, and the job's workers may be followed."""
 
     def ask_state(self, failed: int) -> None:  # noqa: B027
         """Ask who gives this rank the job's state: ``hear_of_handovers`` tells. failed: how many handovers have failed."""

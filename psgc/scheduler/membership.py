@@ -152,7 +152,8 @@ class Membership:
         return [*mourned, *silent, *(self._deserted(now) or self._name_late(now))]
 
     def _was_away(self, now: float) -> bool:
-        """Whether this process did not run since the last tick (it was stopped, or the machine slept). Members are not silent because of that, nor are dead ones' successors late."""
+        """Whether this process did not run since the last tick (it was stopped, or the machine slept). Members are not silent because of
+        that, nor are dead ones' successors late."""
         away = self._absence.ended(now)
         if not away:
             return False

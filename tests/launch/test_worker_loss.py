@@ -247,6 +247,39 @@ def test_a_second_optimizer_in_the_loop_is_refused(launched: Any, tmp_path: Path
     assert "Elastic: gradients of a second DistributedOptimizer were averaged in its loop" in err.strip().splitlines()[-1], err
 
 
+def test_a_worker_that_dies_while_the_others_prepare_is_followed_by_another(launched: Any, tmp_path: Path) -> None:
+    """Rank 0 has no Elastic yet when the new process asks it for the state."""
+    script, asks = tmp_path / "prepares.py", tmp_path / "asks"
+    script.write_text(
+        TRAINS + "import time\nfirst = psgc.current_session().incarnation == 1\n"
+        f"asks = {str(asks)!r}\n"
+        "if psgc.rank() == 1 and first:\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "if psgc.rank() == 1:\n    open(asks, 'w').close()\n"
+        "else:\n    while not os.path.exists(asks):\n        time.sleep(0.1)\n    time.sleep(4)\n"
+        "for step in psgc.Elastic(model=model, optimizer=optimizer).steps(3):\n"
+        "    optimizer.zero_grad()\n    model(torch.ones(3)).sum().backward()\n    optimizer.step()\n"
+        "print('found', [f'{value:.9g}' for p in model.parameters() for value in p.flatten().tolist()])\n"
+    )
+    status, out, err = launched.end(launched.psgc("run", "--no-prefix", "--", sys.executable, str(script), **WAIT))
+    assert status == 0, err
+    assert err.count("another process takes its place") == 1
+    found = [line for line in out.splitlines() if "found" in line]
+    assert len(found) == 2 and len(set(found)) == 1
+
+
+def test_a_second_elastic_is_refused_when_it_is_made(launched: Any, tmp_path: Path) -> None:
+    """The others would ask the one and the new process the other."""
+    script = tmp_path / "two.py"
+    script.write_text(
+        TRAINS + "psgc.Elastic(model=model, optimizer=optimizer)\nsecond = torch.nn.Linear(3, 1)\n"
+        "another = psgc.DistributedOptimizer(torch.optim.SGD(second.parameters(), lr=0.1), second.named_parameters())\n"
+        "psgc.Elastic(model=second, optimizer=another)\n"
+    )
+    status, _, err = launched.end(launched.psgc("run", "--", sys.executable, str(script), **WAIT))
+    assert status == 1
+    assert "this process has a psgc.torch.Elastic already" in err.strip().splitlines()[-1], err
+
+
 def test_servers_and_workers_that_are_killed_in_turn_change_nothing(launched: Any) -> None:
     found = []
     for kills in (False, True):

@@ -90,9 +90,9 @@ class Elastic:
         self._taken: Handover | None = None  # the last one of which this rank was told that it takes it
         self._given: set[int] = set()  # numbers of handovers; the scheduler says each again and again
         self._begun = self._has_stepped = False
+        self._session.hear_of_handovers(self._heard)
         self._optimizer.register_step_pre_hook(self._before_step)
         self._optimizer.register_step_post_hook(self._after_step)
-        self._session.hear_of_handovers(self._heard)
 
     @property
     def _followed(self) -> bool:
