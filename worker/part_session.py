@@ -7,7 +7,7 @@ job's session's.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,10 +25,11 @@ from psgc.worker.session import BucketBuffer, Session, Ticket
 
 
 class PartSession(Session):
-    """See the module's text. members: the job's ranks in the group, ascending, this one among them; what: the group, in messages."""
+    """See the module's text. members: the job's ranks in the group, ascending, this one among them; what: the group, in messages; part: see
+    ``Session.part``."""
 
-    def __init__(self, job: Session, members: tuple[int, ...], what: str) -> None:
-        self._job, self.members, self._what = job, members, what
+    def __init__(self, job: Session, members: tuple[int, ...], what: str, part: Mapping[str, Sequence[int]]) -> None:
+        self._job, self.members, self._what, self._part = job, members, what, part
         self.config, self.rest, self.incarnation = job.config, job.rest, job.incarnation
         self.rank, self.ranks = members.index(job.rank), Ranks((1,) * len(members))
         self._lock = threading.Lock()
@@ -38,6 +39,10 @@ class PartSession(Session):
     @property
     def whole(self) -> Session:
         return self._job
+
+    @property
+    def part(self) -> Mapping[str, Sequence[int]]:
+        return self._part
 
     @property
     def local_rank(self) -> int:

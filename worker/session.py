@@ -117,6 +117,11 @@ class Session(ABC):
         """The job's session, of which this may be a group of ranks alone."""
         return self
 
+    @property
+    def part(self) -> Mapping[str, Sequence[int]]:
+        """Which of the job's groups this is: by each other dimension of the mesh, its place along it and how many there are. Empty for the job itself."""
+        return {}
+
     def expect_names(self, names: Iterable[str]) -> None:  # noqa: B027 - psgc's own wire numbers nothing by order
         """An optimizer's gradients and parameters, by BytePS's names, in its order: the first tensors where tensors are numbered as they are declared."""
 

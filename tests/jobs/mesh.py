@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
+import tempfile
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,6 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 import psgc.torch as psgc
+from psgc.errors import UsageError
 
 STEPS = 5
 
@@ -54,6 +58,42 @@ def trained(model: nn.Module, optimizer: torch.optim.Optimizer, column: int) -> 
     return [parameter.detach() for parameter in model.parameters()]
 
 
+def through_a_folder(column: int) -> None:
+    """What codecs keep goes through one folder of the whole job's and comes back to each rank as it was."""
+    folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(folder)
+    assert folder[0] is not None
+    model = net(column)
+    optimizer: Any = psgc.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), compression="onebit")
+    trained(model, optimizer, column)
+    kept = optimizer.residual_state_dict()
+    checkpoints = psgc.Checkpoints(folder[0])
+    checkpoints.save(1, {"psgc": psgc.state_dict(optimizer)})
+    again = net(column)
+    other: Any = psgc.DistributedOptimizer(torch.optim.SGD(again.parameters(), lr=0.1), again.named_parameters(), compression="onebit")
+    latest = checkpoints.latest()
+    assert latest is not None
+    psgc.load_state_dict(other, latest)
+    found = other.residual_state_dict()
+    memories = kept["memories"]["gradients"]
+    assert memories and found["memories"]["gradients"].keys() == memories.keys()
+    for name, fields in memories.items():
+        assert fields["residual"].abs().max() > 0
+        assert torch.equal(found["memories"]["gradients"][name]["residual"], fields["residual"])
+    others: list[Any] = [None] * 4
+    dist.all_gather_object(others, kept)
+    for state in (others[rank] for rank in range(4) if others[rank]["part"] != kept["part"]):
+        try:
+            other.load_residual_state_dict(state)
+        except UsageError as error:
+            assert "the state is of a mesh's part" in str(error), error  # noqa: PT017
+        else:
+            raise AssertionError("another part's state was taken")
+    dist.barrier()
+    if dist.get_rank() == 0:
+        shutil.rmtree(folder[0])
+
+
 def main() -> None:
     given = argparse.ArgumentParser()
     given.add_argument("--dim", default="replicate")
@@ -86,6 +126,8 @@ def main() -> None:
     assert all(torch.allclose(own, its, atol=0.05) for own, its in zip(found, exact, strict=True)), "int8"
     optimizer.load_residual_state_dict(optimizer.residual_state_dict())
     lossy(batch(rank, 0, 20 + column)).square().mean().backward()
+
+    through_a_folder(column)
 
     assert torch.equal(psgc.push_pull(torch.tensor([float(rank)]), average=False, name="sum"), torch.tensor([float(sum(ranks))]))
     assert psgc.broadcast_object({"of": column} if psgc.rank() == 1 else None, root_rank=1) == {"of": column}

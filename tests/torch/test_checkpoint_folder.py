@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,8 +18,10 @@ from torch.distributed import checkpoint as dcp
 
 import psgc.torch as psgc
 from psgc.errors import UsageError
+from psgc.torch.session import api
 from psgc.torch.state.checkpointing import _places, _with_tensors, _without_tensors, load_state_dict
 from psgc.torch.state.folder import Checkpoints
+from psgc.torch.state.saved import check_states
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 DIES = """
@@ -162,6 +165,59 @@ def test_tensors_stay_tensors_and_the_rest_is_json() -> None:
     assert found["memories"]["gradients"]["tensor"]["residual"].tolist() == [0, 1, 2], "copies, which training does not change"
     assert found["layouts"][0]["exact"]["0.1"]["bytes"].dtype == torch.uint8
     assert (found["rates"], found["rank"], found["none"], found["memories"]["gradients"]["0"]) == ([0.1, 1e-300], 0, None, {})
+
+
+class Taker:
+    """A rank of a job, or of a group of it, and its optimizer, which keeps what it is given."""
+
+    def __init__(self, rank: int, size: int, part: dict[str, list[int]]) -> None:
+        self.rank, self.size, self.part = rank, size, part
+        self.taken: Any = None
+
+    def residual_state_dict(self) -> dict[str, Any]:
+        raise AssertionError
+
+    def load_residual_state_dict(self, states: Any) -> None:
+        self.taken = states
+
+
+def test_groups_of_a_mesh_have_entries_of_their_own_and_take_those_of_their_part_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries: dict[str, Any] = {}
+    for job_rank in range(4):  # replicas 0 and 1 of two pieces
+        replica, piece = divmod(job_rank, 2)
+        memories = {"gradients": {"w": {"residual": torch.full((3 + piece,), float(job_rank))}}}
+        state = {
+            "format": 2, "rank": replica, "size": 2, "part": {"tp": [piece, 2]}, "job_rank": job_rank, "memories": memories, "servers": {}, "layouts": {},
+        }  # fmt: skip
+        entries |= psgc.state_dict(SimpleNamespace(residual_state_dict=lambda state=state: state))  # type: ignore[arg-type]
+    assert set(entries) == {"rank0", "rank1", "rank2", "rank3"}
+    path = Checkpoints(tmp_path).save(1, {"psgc": entries})
+
+    def taken(rank: int, size: int, part: dict[str, list[int]]) -> Any:
+        taker = Taker(rank, size, part)
+        monkeypatch.setattr(api, "current_session", lambda: taker)
+        load_state_dict(taker, path)
+        return taker.taken
+
+    for piece in range(2):
+        part = {"tp": [piece, 2]}
+        for replica in range(2):
+            own = taken(replica, 2, part)
+            assert own["memories"]["gradients"]["w"]["residual"].tolist() == [2.0 * replica + piece] * (3 + piece)
+            assert check_states(own, replica, 2, part) == [own]
+            with pytest.raises(
+                UsageError, match=f"of a mesh's part tp={piece} of 2, and this rank is of a mesh's part tp={1 - piece} of 2"
+            ):
+                check_states(own, replica, 2, {"tp": [1 - piece, 2]})
+        alone = taken(0, 1, part)
+        assert [state["memories"]["gradients"]["w"]["residual"].tolist() for state in alone] == [[r + piece] * (3 + piece) for r in (0, 2)]
+    for other, told in (({}, "a whole job"), ({"tp": [0, 4]}, "a mesh's part tp=0 of 4")):
+        with pytest.raises(
+            UsageError, match=f"ranks of a mesh's part tp=0 of 2 and a mesh's part tp=1 of 2 kept, and this rank is of {told}"
+        ):
+            taken(0, 2, other)
 
 
 def test_a_folder_without_a_whole_checkpoint_and_one_without_psgcs_entries_are_refused(tmp_path: Path) -> None:

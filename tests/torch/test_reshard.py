@@ -88,6 +88,7 @@ class OfMesh:
     def __init__(self, rank: int, mesh: list[list[int]]) -> None:
         self.rank, self.mesh, self.size = rank, mesh, sum(map(len, mesh))
         self.read: Any = None
+        self.part: dict[str, list[int]] = {}
 
     def needed_of_mesh(self, mesh: list[list[int]]) -> tuple[set[int], set[int]] | None:
         return None if mesh == self.mesh else needed(mesh, self.mesh, self.rank)

@@ -63,9 +63,8 @@ class ZeroOneAdam(FrozenVarianceAdam):
     def load_residual_state_dict(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """As DistributedOptimizer's; after the model's and the optimizer's own ``load_state_dict()``, which must be of the same step."""
         moved = {self._psgc_names[parameter]: parameter for parameter in self._moved()}
-        apart = share_apart(
-            states, self._momenta.session.rank, self._momenta.session.size, {name: self._apart(p) for name, p in moved.items()}
-        )
+        session = self._momenta.session
+        apart = share_apart(states, session.rank, session.size, {name: self._apart(p) for name, p in moved.items()}, session.part)
         super().load_residual_state_dict(states)
         for name, values in apart.items():
             for field, tensor in self._apart(moved[name]).items():

@@ -56,4 +56,6 @@ def of_dimension(session: Session, mesh: DeviceMesh, dim: str | None) -> Session
             else f"PSGC_ON_WORKER_LOSS={config.on_worker_loss}"
         )
         raise UsageError(f"init(mesh=...): {asked} is of a job as a whole; unset it, or leave the mesh out")
-    return PartSession(session, members, f"dimension {dim!r} of the mesh")
+    places = zip(names, (mesh.mesh == session.rank).nonzero()[0].tolist(), mesh.mesh.shape, strict=True)
+    part = {name: [place, size] for name, place, size in places if name != dim and size > 1}
+    return PartSession(session, members, f"dimension {dim!r} of the mesh", part)

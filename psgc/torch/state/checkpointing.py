@@ -3,7 +3,8 @@
 Owns the entries' form: an optimizer's ``residual_state_dict()``, whose tensors stay tensors, and the rest of which is one more tensor (JSON as bytes), so that
 nothing in a checkpoint is a pickle of psgc's.
 
-    {"rank3": {"meta": uint8, "0": tensor, "1": tensor, ...}}      meta: the state, with a number in place of each tensor
+    {"rank3": {"meta": uint8, "0": tensor, "1": tensor, ...}}      meta: the state, with a number in place of each tensor; the rank is the whole job's, though
+                                                                   those in the state may be of a mesh's group
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.storage import StorageReader
 
 from psgc.errors import UsageError
+from psgc.torch.state.saved import described_part, part_of, same_part
 
 META: Final = "meta"
 PLACE: Final = "\0tensor"  # no parameter has such a name
@@ -56,7 +58,7 @@ def state_dict(source: KeepsState) -> Entries:
     tensors: list[torch.Tensor] = []
     meta = json.dumps(_without_tensors(state, tensors)).encode()
     entries = {META: torch.frombuffer(bytearray(meta), dtype=torch.uint8)}
-    return {f"{RANK}{state['rank']}": entries | {str(number): tensor for number, tensor in enumerate(tensors)}}
+    return {f"{RANK}{state.get('job_rank', state['rank'])}": entries | {str(number): tensor for number, tensor in enumerate(tensors)}}
 
 
 def load_state_dict(source: KeepsState, checkpoint: str | os.PathLike[str] | StorageReader, key: str = "psgc") -> None:
@@ -73,18 +75,27 @@ def load_state_dict(source: KeepsState, checkpoint: str | os.PathLike[str] | Sto
     session = current_session()
     reader = checkpoint if isinstance(checkpoint, StorageReader) else FileSystemReader(os.fspath(checkpoint))
     stored = _stored(reader, checkpoint, key)
-    ranks = sorted(stored)
-    metas = _read(reader, key, {rank: {META: stored[rank][META]} for rank in ranks if META in stored[rank]})
-    states = {rank: json.loads(entries[META].numpy().tobytes()) for rank, entries in metas.items()}
-    rank, size, saved = session.rank, session.size, len(ranks)
-    if ranks != list(range(saved)) or len(states) != saved or any(state["size"] != saved for state in states.values()):
-        raise UsageError(f"load_state_dict: {checkpoint}: has entries of rank(s) {', '.join(map(str, ranks))}, not of all ranks of one job")
+    metas = _read(reader, key, {name: {META: entries[META]} for name, entries in sorted(stored.items()) if META in entries})
+    every = {name: json.loads(entries[META].numpy().tobytes()) for name, entries in metas.items()}
+    members = [name for name, state in every.items() if same_part(part_of(state), session.part)]  # in the order of the group's ranks
+    if every and not members:
+        kept = " and ".join(dict.fromkeys(described_part(part_of(state)) for state in every.values()))
+        raise UsageError(
+            f"load_state_dict: {checkpoint}: has what ranks of {kept} kept, and this rank is of {described_part(session.part)}, which holds another part of "
+            f"the model; go on with the mesh that the other dimensions had, or leave load_state_dict() out to begin with empty residuals"
+        )
+    states = {int(every[name]["rank"]): every[name] for name in members}
+    ranks, rank, size, saved = sorted(states), session.rank, session.size, len(states)
+    if ranks != list(range(saved)) or len(metas) < len(stored) or any(state["size"] != saved for state in states.values()):
+        raise UsageError(
+            f"load_state_dict: {checkpoint}: has entries of rank(s) {', '.join(map(str, sorted(stored)))}, not of all ranks of one job"
+        )
     mesh = states[0].get("mesh")
     needed = source.needed_of_mesh(mesh) if mesh is not None and isinstance(source, KeepsMesh) else None
     if needed is None and saved == size:
         own = states[rank]
-        tensors = _read(reader, key, {rank: {str(number): stored[rank][str(number)] for number in _places(own)}})
-        source.load_residual_state_dict(_with_tensors(own, tensors[rank]))
+        tensors = _read(reader, key, {members[rank]: {str(number): stored[members[rank]][str(number)] for number in _places(own)}})
+        source.load_residual_state_dict(_with_tensors(own, tensors[members[rank]]))
         return
     own_, servers = needed or ({*ranks[rank::size], rank % saved},) * 2
     for other, state in states.items():  # of all others only what ranks have each for themselves is looked at
@@ -95,9 +106,11 @@ def load_state_dict(source: KeepsState, checkpoint: str | os.PathLike[str] | Sto
             )
         if other not in servers:
             state["servers"] = {}
-    wanted = {other: {str(number): stored[other][str(number)] for number in _places(state)} for other, state in states.items()}
-    tensors = _read(reader, key, {other: entries for other, entries in wanted.items() if entries})
-    source.load_residual_state_dict([_with_tensors(states[other], tensors.get(other, {})) for other in ranks])
+    wanted = {
+        member: {str(number): stored[member][str(number)] for number in _places(states[other])} for other, member in enumerate(members)
+    }
+    tensors = _read(reader, key, wanted)
+    source.load_residual_state_dict([_with_tensors(states[other], tensors[member]) for other, member in enumerate(members)])
 
 
 def _stored(reader: StorageReader, checkpoint: object, key: str) -> dict[int, dict[str, TensorStorageMetadata]]:

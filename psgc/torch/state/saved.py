@@ -1,6 +1,7 @@
 """The saved form of what codecs keep: plain types and tensors, as torch.save and torch.load(weights_only=True) take them.
 
     {"format": 2, "rank", "size", "loss_scale", "rates": [...],
+     "part"?: {dimension: [place, size]}, "job_rank"?,                          of a group of a mesh, in which rank and size are: which one, and the job's rank
      "skips": {"applied", "left", "credit"},                                    counts of results without a step, the same on all ranks
      "memories": {kind: {name: {"residual"?, "velocity"?, "factors"?}}},        this rank's own, flat, by tensor
      "servers":  {kind: {name: residual}},                                      the servers', of the buckets this rank answers for
@@ -22,6 +23,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -46,7 +48,8 @@ def state_of(
     session: Session, kinds: Mapping[str, Kept], loss_scale: float = 1.0, rates: Sequence[float] = (), skips: Mapping[str, int] | None = None
 ) -> dict[str, Any]:  # fmt: skip
     """The saved form of what this rank keeps of each kind. loss_scale, rates: in whose units residuals are. skips: counts of steps, and of results without."""
-    return {
+    part = {"part": {name: list(place) for name, place in session.part.items()}, "job_rank": session.whole.rank} if session.part else {}
+    return part | {
         "format": FORMAT, "rank": session.rank, "size": session.size, "loss_scale": loss_scale, "rates": list(rates), "skips": dict(skips or {}),
         "memories": {kind: {name: _packed(memory) for name, memory in kept.tensors.items()} for kind, kept in kinds.items()},
         "servers": {kind: {name: torch.from_numpy(values) for name, values in kept.servers.items()} for kind, kept in kinds.items()},
@@ -68,11 +71,19 @@ def _packed_exact(exact: ExactResidual) -> dict[str, Any]:
     return {"rescale": exact.rescale, "bytes": torch.from_numpy(exact.bytes), **velocity}
 
 
-def check_states(states: State | Sequence[State], rank: int, size: int) -> list[State]:
-    """The states in rank order. Raises UsageError unless they are one job's, and all that this rank needs are there."""
+def check_states(
+    states: State | Sequence[State], rank: int, size: int, part: Mapping[str, Sequence[int]] = MappingProxyType({})
+) -> list[State]:
+    """The states in rank order. part: of the mesh, that of this rank's group. Raises UsageError unless they are one job's, of this part, and all that this rank
+    needs are there."""
     given = [states] if isinstance(states, Mapping) else list(states)
     if not given or any(not isinstance(state, Mapping) or state.get("format") not in FORMATS for state in given):
         raise UsageError("load_residual_state_dict: expected what residual_state_dict() returned, of this rank or a list of all ranks'")
+    if other := next((state for state in given if not same_part(part_of(state), part)), None):
+        raise UsageError(
+            f"load_residual_state_dict: the state is of {described_part(part_of(other))}, and this rank is of {described_part(part)}; pass what ranks of this "
+            f"part of the model have saved, in files by dist.get_rank()"
+        )
     saved_size = given[0]["size"]
     if any(state["size"] != saved_size for state in given):
         raise UsageError("load_residual_state_dict: the states come from jobs of different sizes; pass those of one job")
@@ -86,6 +97,21 @@ def check_states(states: State | Sequence[State], rank: int, size: int) -> list[
             f"(missing: {missing}); pass this rank's own, or a list of all ranks'"
         )
     return sorted(given, key=lambda state: int(state["rank"]))
+
+
+def part_of(state: State) -> Mapping[str, Sequence[int]]:
+    """The part of the model of the ranks among which the state was saved; empty: all of it."""
+    found: Mapping[str, Sequence[int]] = state.get("part", {})
+    return found
+
+
+def same_part(one: Mapping[str, Sequence[int]], other: Mapping[str, Sequence[int]]) -> bool:
+    return {name: list(place) for name, place in one.items()} == {name: list(place) for name, place in other.items()}
+
+
+def described_part(part: Mapping[str, Sequence[int]]) -> str:
+    """As messages have it."""
+    return "a mesh's part " + ", ".join(f"{name}={place} of {size}" for name, (place, size) in part.items()) if part else "a whole job"
 
 
 def check_kind(states: Sequence[State], kind: str) -> None:
@@ -180,11 +206,15 @@ def skips_of(state: State) -> dict[str, int]:
 
 
 def share_apart(
-    states: State | Sequence[State], rank: int, size: int, wanted: Mapping[str, Mapping[str, torch.Tensor]]
+    states: State | Sequence[State],
+    rank: int,
+    size: int,
+    wanted: Mapping[str, Mapping[str, torch.Tensor]],
+    part: Mapping[str, Sequence[int]] = MappingProxyType({}),
 ) -> dict[str, dict[str, torch.Tensor]]:
     """What of ``wanted`` (by parameter and field) this rank takes up that ranks had each for themselves: its own, or all ranks' mean where
     their number is another now. Raises UsageError where state_dict() and the states are of different steps."""
-    checked = check_states(states, rank, size)
+    checked = check_states(states, rank, size, part)
     if checked[0]["format"] == 1:
         return {}
     given = [state.get("apart", {}) for state in checked]
