@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,8 @@ def test_each_group_of_a_dimension_trains_by_itself_to_the_bit(make_job: Callabl
     groups = ["[0, 2]", "[1, 3]", "[0, 2]", "[1, 3]"] if dim == "replicate" else ["[0, 1]", "[0, 1]", "[2, 3]", "[2, 3]"]
     for text, group in zip(texts, groups, strict=True):
         assert f"all right in {group}" in text
+    first = [{"0"}, {"1"}, set(), set()] if dim == "replicate" else [{"0"}, set(), {"2"}, set()]
+    assert [set(re.findall(r"rank (\d) waited", text)) for text in texts] == first, "each group's first reports, by its rank in the job"
 
 
 def test_what_cannot_be_is_told_in_a_line(make_job: Callable[..., Any]) -> None:
@@ -33,6 +37,21 @@ def test_what_cannot_be_is_told_in_a_line(make_job: Callable[..., Any]) -> None:
             "DistributedDataParallel averages over ranks" in told["another group"]
             and "process_group=mesh.get_group(dim)" in told["another group"]
         )
+
+
+def test_the_jobs_last_line_names_the_jobs_rank_and_files_are_its_rank_0s(make_job: Callable[..., Any], tmp_path: Path) -> None:
+    job = make_job(nodes=4, servers=1)
+    layout, profile = tmp_path / "layout.json", tmp_path / "profile.json"
+    workers = job.whole(job="mesh_ends.py", PSGC_LAYOUT_OUT=str(layout), PSGC_PROFILE=str(profile), PSGC_PROFILE_ITERATIONS="3")
+    statuses = job.end()
+    assert all(statuses[f"worker {rank}"] for rank in range(4)), job.text()
+    assert "out of data on rank 3 of the job" in workers[3].text, job.text()
+    for worker in workers[:3]:
+        assert "rank 3 ended with ValueError: out of data on rank 3 of the job" in worker.text, job.text()
+        assert "rank 1 ended" not in worker.text
+    for path in (layout, profile):
+        assert "first.weight" in path.read_text(), "the group that has the job's rank 0"
+        assert "second.weight" not in path.read_text()
 
 
 def test_the_example_trains_as_torchs_own(make_job: Callable[..., Any]) -> None:

@@ -151,7 +151,7 @@ def replicas_of(units: Sequence[Unit], session: Session) -> tuple[tuple[int, ...
     if (dist.get_rank(), dist.get_world_size()) != (session.rank, session.size):
         raise UsageError(
             f"fsdp_hook: this is rank {dist.get_rank()} of torch.distributed's {dist.get_world_size()}, and rank {session.rank} of psgc's {session.size}; "
-            f"start every worker of the script with `psgc run` or psgc-launch, and take rank and world size from the environment"
+            f"start every worker of the script by `psgc run`, psgc-launch or torchrun, and take rank and world size from the environment"
         )
     meshes = {unit.sharded_over: unit.name for unit in units}
     if len(meshes) > 1:

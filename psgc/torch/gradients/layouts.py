@@ -215,7 +215,7 @@ class Layouts:
         """Write the first exchange's layout as a plan where files are asked for, and again after a switch; a plan covers parameters that exist from the first
         step."""
         path, first = self.session.config.layout_out, layout.name in FIRST or (self.name in FIRST and self._so_far.choices > 1)
-        if path and self.session.rank == 0:
+        if path and self.session.whole.rank == 0:
             if first:
                 write_layout(path, layout, self.session, on_gpu)
             elif not self._whole:

@@ -215,7 +215,7 @@ class JobObserver(Observer):
 
     def __init__(self, exchange: GradientExchange[GradientBucket], sample: torch.Tensor) -> None:
         path = Path(exchange.session.config.profile)
-        if exchange.session.rank == 0 and not os.access(path.parent, os.W_OK | os.X_OK):
+        if exchange.session.whole.rank == 0 and not os.access(path.parent, os.W_OK | os.X_OK):
             raise ConfigError(f"PSGC_PROFILE={path}: cannot write in {path.parent}; name a file in a folder that is there")
         self._exchange, self._sample = exchange, sample
         self._recorder = Recorder(clock_for(sample))
@@ -237,7 +237,7 @@ class JobObserver(Observer):
         session, iterations = self._exchange.session, self._recorder.iterations(WARM_UP)
         if config.profile_only:  # else it may be this rank alone that observes, and the others would not take part
             iterations = of_the_slowest(session, iterations)
-        if session.rank == 0:
+        if session.whole.rank == 0:
             shapes = {spec.name: tuple(spec.shape) for spec in self._exchange.specs if spec.numel}
             of_ranks = session.size if config.profile_only else 1
             write_whole(Path(config.profile), _profile(iterations, shapes, "", self._sample, of_ranks))

@@ -148,6 +148,6 @@ def end_everywhere(session: Session, error: UsageError | CodecError, of_this_ran
     """Raise the error; in a job, end all of it with the error's line. of_this_rank: what is wrong is this rank's own, so that the line names it."""
     if session.size == 1:
         raise error
-    session.fail(f"rank {session.rank}: {error}" if of_this_rank else str(error))
+    session.fail(f"rank {session.whole.rank}: {error}" if of_this_rank else str(error))
     session.barrier()  # raises what ended the job
     raise error

@@ -81,7 +81,7 @@ def _servers(session: Session) -> int | None:
 def leave_for_trace(session: Session, plan: Plan | None, layout: Layout, on_gpu: bool) -> None:
     """On rank 0 of a job that is traced: write what gradients travel by into the folder of timelines, as TRACED_PLAN. plan: where there is one, with what it
     predicts; on_gpu: as in ``plan_of``. A folder that cannot be written is a warning, as it is for timelines."""
-    if session.rank or not session.config.trace_folder or session.config.trace_as_byteps:
+    if session.whole.rank or not session.config.trace_folder or session.config.trace_as_byteps:
         return
     written = plan if plan is not None else plan_of(layout, _servers(session), on_gpu)
     leave_file(session.config.trace_folder, TRACED_PLAN, plan_text(written.to_json()))

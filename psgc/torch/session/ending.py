@@ -128,9 +128,9 @@ def _tell(session: Session | None, error: BaseException, where: str) -> None:
     if session is None or session.failed:
         return
     why = _why(error, where)
-    Launcher(session.config.launcher).tell("died", why, session.rank)
+    Launcher(session.config.launcher).tell("died", why, session.whole.rank)
     try:
-        session.fail(f"rank {session.rank} ended with {why}")
+        session.fail(f"rank {session.whole.rank} ended with {why}")
     except Exception as second:  # the first error is what must be seen
         logger.warning("could not tell the other ranks: %s", second)
 
@@ -148,7 +148,7 @@ def _print_once(text: str) -> None:
 
 
 def _print_interrupted(session: Session, where: str) -> None:
-    if session.rank == 0:
+    if session.whole.rank == 0:
         sys.stderr.write("KeyboardInterrupt" + (f" ({where})\n" if where else "\n"))
 
 

@@ -181,7 +181,7 @@ class RunReport:
     def _waited(self, waited_s: float, elapsed_s: float, counted: dict[str, int]) -> str:
         """Says who was waited for. The rank that waited least was usually the last to push; the time that even this rank waited was spent in the
         network and the servers."""
-        text = f"rank {self._session.rank} waited {_duration(waited_s)} of {_duration(elapsed_s)} for gradients"
+        text = f"rank {self._session.whole.rank} waited {_duration(waited_s)} of {_duration(elapsed_s)} for gradients"
         busy = "network and servers" if self._session.config.servers else "the network"
         slowest = counted.get("slowest_rank", -1)
         least_s, most_s = counted.get("least_waited_ms", 0) / 1e3, counted.get("most_waited_ms", 0) / 1e3
@@ -190,7 +190,7 @@ class RunReport:
             return text
         if most_s - least_s < clear_s:
             return f"{text}: {busy}; no rank was much slower than the others"
-        if slowest == self._session.rank:
+        if slowest == self._session.whole.rank:
             return f"{text}: {busy}; it was the slowest rank, others waited for it, up to {_duration(most_s - least_s)}"
         for_rank = max(0.0, waited_s - least_s)
         if for_rank < clear_s:

@@ -75,8 +75,9 @@ def tell_end(session: Session) -> None:
         return
     if not session.synchronised and session not in _synchronised:
         logger.warning(
-            "rank 0: the script synchronised nothing: no gradient was sent, and each rank trained by itself; wrap its optimizer in "
-            "psgc.torch.DistributedOptimizer, or its model by psgc.torch.ddp_hook"
+            "rank %d: the script synchronised nothing: no gradient was sent, and each rank trained by itself; wrap its optimizer in "
+            "psgc.torch.DistributedOptimizer, or its model by psgc.torch.ddp_hook",
+            session.whole.rank,
         )
     elif (asked := _asked(session.config)) and session not in _settled and session.config.codec != "none":
         logger.warning("%s had no effect: no DistributedOptimizer and no ddp_hook of the script took it", asked)
