@@ -50,6 +50,27 @@ def test_among_more_or_fewer_workers_what_was_not_sent_is_as_much_as_before(
                 assert torch.equal(after[name], sum_), name
 
 
+@pytest.mark.parametrize("policy", ["wait", "shrink"])
+def test_where_workers_can_be_replaced_rank_0_saves_as_the_docs_say_and_another_job_goes_on(
+    make_job: MakeJob, tmp_path: Path, policy: str
+) -> None:
+    env = {"PSGC_ON_WORKER_LOSS": policy}
+
+    def weights(*arguments: str) -> str:
+        texts = make_job(servers=1, hang_s=300.0).said(str(tmp_path), *arguments, job="elastic_saves.py", **env)
+        found = {re.findall(r"^weights (.*)$", text, re.MULTILINE)[0] for text in texts}
+        assert len(found) == 1
+        for text in texts:
+            assert f"Checkpoints: under PSGC_ON_WORKER_LOSS={policy}" in text
+            assert "have rank 0 save the model and the optimizer by torch.save" in text
+        return str(found.pop())
+
+    whole = weights("6")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-3.pt", "checkpoint-6.pt"]
+    (tmp_path / "checkpoint-6.pt").unlink()
+    assert weights("6", str(tmp_path / "checkpoint-3.pt")) == whole != weights("3")
+
+
 def total(states: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     """What ranks hold together, in units of the mean, and what servers hold."""
     assert all(state["size"] == len(states) for state in states)

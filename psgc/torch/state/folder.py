@@ -24,6 +24,7 @@ from torch.distributed.checkpoint import state_dict_saver
 from psgc.errors import UsageError
 from psgc.processes.checkpoints import saving
 from psgc.torch.session import api
+from psgc.torch.session.replaceable import refuse_replaceable
 
 WHOLE: Final = ".metadata"
 ORDER: Final = ".order"
@@ -53,6 +54,7 @@ class Checkpoints:
         """Raises UsageError."""
         if keep < 1:
             raise UsageError(f"Checkpoints: keep={keep}: at least one has to stay")
+        _refuse_replaceable()
         self.folder, self.keep = Path(folder), keep
         self._group: Any = None  # of saves that run beside training
         self._under_way: Future[Path] | None = None
@@ -110,6 +112,7 @@ class Checkpoints:
     def _new(self, step: int) -> Path:
         if self._under_way is not None:
             self._under_way.exception()  # else its folder would look like what an interrupted save has left
+        _refuse_replaceable()
         size = api.size() if api.is_initialized() else 1
         if size > 1 and not distributed.is_initialized():
             raise UsageError(
@@ -150,6 +153,16 @@ class Checkpoints:
             interrupted_before = _order(path) < _order(newest) if (path / ORDER).exists() else path.name < newest.name
             if NAMED.fullmatch(path.name) and path not in stay and (path in whole or interrupted_before):
                 _remove(path)
+
+
+def _refuse_replaceable() -> None:
+    """Raise UsageError in a job whose workers may be followed by other processes, which torch.distributed's groups cannot take in."""
+    if api.is_initialized():
+        refuse_replaceable(
+            api.current_session(),
+            "Checkpoints",
+            "have rank 0 save the model and the optimizer by torch.save, or use PSGC_ON_WORKER_LOSS=stop",
+        )
 
 
 def _leads() -> bool:
