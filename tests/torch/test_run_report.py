@@ -28,6 +28,7 @@ class Job:
 
     def __init__(self, clock: Clock, rank: int = 0, **config: Any) -> None:
         self.clock, self.rank, self.size, self.failed = clock, rank, 2, False
+        self.whole = self
         self.config = Config(root_host="somewhere", root_port=1, nodes=2, **config)
         self.wait_s, self.waited_s = 0.0, 0.0
         self.trace = self.figures = None

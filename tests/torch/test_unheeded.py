@@ -19,6 +19,7 @@ class Joined:
         env = {"DMLC_NUM_WORKER": "2", "DMLC_PS_ROOT_URI": "10.0.0.1", "DMLC_PS_ROOT_PORT": "9000"}
         self.config = Config.from_env(env if codec is None else {**env, "PSGC_CODEC": codec})
         self.rank, self.synchronised = rank, synchronised
+        self.whole = self
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:
