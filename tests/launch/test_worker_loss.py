@@ -140,6 +140,44 @@ def test_a_worker_that_dies_between_its_update_and_what_follows_in_the_step_is_f
     assert found[0] == found[1] and len(set(found[0])) == 1 and len(found[0]) == 2
 
 
+# Hooks of the update, of which some are registered before Elastic's own: what they keep in buffers, and what they change of parameters and rates.
+HOOKED = """
+model.register_buffer("average", torch.zeros(1, 3))
+model.register_buffer("count", torch.zeros(()))
+def decay(*_):
+    model.weight.data.mul_(0.9)
+def follow(*_):
+    model.average.mul_(0.5).add_(model.weight.data)
+def count(*_):
+    model.count.add_(1)
+    model.bias.data.mul_(0.9)
+    optimizer.param_groups[0]["lr"] *= 0.9
+optimizer.register_step_pre_hook(decay), optimizer.register_step_post_hook(follow)
+elastic = psgc.Elastic(model=model, optimizer=optimizer, seed=1)
+optimizer.register_step_post_hook(count)
+for step in elastic.steps(6):
+    optimizer.zero_grad()
+    model(torch.rand(4, 3)).square().mean().backward()
+    optimizer.step()
+    if psgc.rank() == 1 and step == DIES and not elastic.replaced:
+        os.kill(os.getpid(), signal.SIGKILL)
+    psgc.push_pull(torch.ones(2), name="late")
+print("found", [f"{value:.9g}" for t in model.state_dict().values() for value in t.flatten().tolist()], optimizer.param_groups[0]["lr"])
+"""
+
+
+def test_hooks_of_an_update_that_is_left_out_run(launched: Any, tmp_path: Path) -> None:
+    found = []
+    for dies in (-1, 3):
+        script = tmp_path / f"hooked{dies}.py"
+        script.write_text(TRAINS.replace("model =", "torch.manual_seed(0)\nmodel =") + HOOKED.replace("DIES", str(dies)))
+        status, out, err = launched.end(launched.psgc("run", "--no-prefix", "--", sys.executable, str(script), **WAIT))
+        assert status == 0, err
+        assert err.count("another process takes its place") == (dies >= 0)
+        found.append([line for line in out.splitlines() if "found" in line])
+    assert len(found[0]) == 2 and len({*found[0], *found[1]}) == 1, found
+
+
 def test_a_worker_that_dies_in_an_update_that_synchronizes_ends_the_job_with_its_line(launched: Any, tmp_path: Path) -> None:
     """Its successor would have to begin in the middle of an update."""
     script = tmp_path / "within.py"

@@ -155,6 +155,36 @@ def test_what_its_optimizer_does_not_train_is_refused_when_it_is_made() -> None:
     psgc.Elastic(model=model, optimizer=opt_g)
 
 
+def test_an_update_that_is_left_out_does_what_hooks_do_beside_it() -> None:
+    """A pre hook decays weights, a post hook keeps their average in a buffer, and both run in the middle of the update that another rank has made."""
+    model, optimizer, _ = made(0)
+    model.register_buffer("average", torch.zeros(3, 4))
+    elastic = psgc.Elastic(model=model, optimizer=optimizer)
+    first: Any = model[0]  # type: ignore[index]
+
+    def before(*_: Any) -> None:
+        first.weight.data.mul_(0.5)
+
+    def after(*_: Any) -> None:
+        model.average.add_(first.weight.data)  # type: ignore[operator, union-attr]
+        optimizer.param_groups[0]["lr"] *= 0.5
+        optimizer.state[first.weight]["exp_avg"].mul_(0.5)
+
+    optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)
+    for number in elastic.steps(2):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).square().mean().backward()
+        if number == 1:
+            had = {name: value.clone() for name, value in model.state_dict().items()}
+            momentum, rate = optimizer.state[first.weight]["exp_avg"].clone(), optimizer.param_groups[0]["lr"]
+            optimizer._psgc_updated = 1
+        optimizer.step()
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, had[name] + (had["0.weight"] if name == "average" else 0)), name
+    assert torch.equal(optimizer.state[first.weight]["exp_avg"], momentum)
+    assert (optimizer.param_groups[0]["lr"], optimizer._psgc_updated) == (rate, 0)
+
+
 def test_the_outcome_of_the_last_step_goes_along() -> None:
     giver, taker, scale = LastStep(), LastStep(), [8.0]
     giver.scale_with(lambda: scale[0])

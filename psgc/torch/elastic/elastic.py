@@ -91,8 +91,9 @@ class Elastic:
         self._given: set[int] = set()  # numbers of handovers; the scheduler says each again and again
         self._begun = self._has_stepped = False
         self._session.hear_of_handovers(self._heard)
-        self._optimizer.register_step_pre_hook(self._before_step)
-        self._optimizer.register_step_post_hook(self._after_step)
+        self._before = self._optimizer.register_step_pre_hook(self._before_step)
+        self._updated = self._optimizer.register_step_post_hook(self._after_update)
+        self._after = self._optimizer.register_step_post_hook(self._after_step)
 
     @property
     def _followed(self) -> bool:
@@ -141,6 +142,7 @@ class Elastic:
     def _begin(self, step: int, ended: bool = False, updates: int = 0) -> None:
         """updates: that another rank, whose state this is, has made in this step; the script's own are left out."""
         self._optimizer._psgc_updated = updates
+        self._enclose_hooks()
         self._attendance.begin(step)
         beginning = None
         if self._followed:
@@ -155,6 +157,14 @@ class Elastic:
             self._attendance.take_part()
         if self._seed is not None and not ended:
             _seed(self._seed, self._session.rank, step)
+
+    def _enclose_hooks(self) -> None:
+        """Have the script's hooks of the optimizer's step run as parts of the update: between ours, whenever they were registered."""
+        before: Any = self._optimizer._optimizer_step_pre_hooks  # OrderedDicts, though torch's annotations say dict
+        after: Any = self._optimizer._optimizer_step_post_hooks
+        before.move_to_end(self._before.id, last=False)
+        after.move_to_end(self._updated.id, last=False)
+        after.move_to_end(self._after.id)
 
     def _before_step(self, _optimizer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """The means are there, and the optimizer is about to change parameters: wait for whoever reads them."""
@@ -172,15 +182,19 @@ class Elastic:
             for group in self._optimizer.param_groups:
                 group["lr"] = group["lr"] * self._attendance.share
 
-    def _after_step(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
+    def _after_update(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
         for group, rate in zip(self._optimizer.param_groups, self._rates, strict=bool(self._rates)):
             group["lr"] = rate
         self._rates = []
+
+    def _after_step(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        left_out = self._optimizer._psgc_updated > 0
         with self._changed:
             self._updating = False
-            if self._beginning is not None:
+            if self._beginning is not None and not left_out:
                 self._beginning = self._state.updated(self._beginning)
-        self._stepped()
+        if not left_out:
+            self._stepped()
 
     def _stepped(self) -> None:
         """A process that has taken another's place tells its launcher once."""

@@ -20,6 +20,7 @@ from psgc.torch.gradients.exchange import GradientExchange
 from psgc.torch.gradients.front_end import Parameters
 from psgc.torch.gradients.in_backward import BackwardGradients
 from psgc.torch.optimizers.completing import Completing
+from psgc.torch.optimizers.left_out import leave_out
 from psgc.torch.optimizers.refusals import refuse_foreign
 from psgc.torch.optimizers.wrapping import check_passes, named_parameters_of, parameter_spec
 from psgc.torch.plans.choice import Choice, switched
@@ -64,6 +65,7 @@ class Distributed(torch.optim.Optimizer):
             # LBFGS decides by the loss when to stop
             closure = self._psgc_completing.after(closure, averages_loss=isinstance(self, torch.optim.LBFGS))
         if self._psgc_updated:
+            leave_out(self)
             self._psgc_updated -= 1
             result = None
         else:
