@@ -56,7 +56,10 @@ def test_public_names_and_their_signatures_are_those_that_were_promised() -> Non
     """Changing one is a break: docs/upgrading.md says how a name goes. New names and new optional arguments are added by
     ``python -m psgc.launch.pages.python --signatures > tests/golden/api.txt``."""
     promised = (ROOT / "tests" / "golden" / "api.txt").read_text().splitlines()
-    assert python.signatures().splitlines() == promised
+    command = [sys.executable, "-m", "psgc.launch.pages.python", "--signatures"]
+    # In a process of its own: torch adds ``step`` to the classes of optimizers that have been made.
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert found.splitlines() == promised
 
 
 @pytest.mark.timeout(600)
