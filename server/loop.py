@@ -1,4 +1,4 @@
-"""The server process, and the only module of the server that does I/O. Headers come in and go out; payloads stay where they are.
+"""The server process: its one thread, and whom it hears. Headers come in and go out; payloads stay where they are.
 
 One thread polls everything: the workers' links, connections that have not yet proved that they are a worker's (the gate), the scheduler, and
 the engine's mailbox. Sums run in the engine's pool. ``psgc/transport`` has the kinds of links; this module knows none of them.
@@ -12,11 +12,10 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Set
 from functools import partial
 from typing import Any, Final
 
-import numpy as np
 import zmq
 
 from psgc import __version__
@@ -24,24 +23,20 @@ from psgc.codecs import BucketContext, parse_scheme
 from psgc.config import Config
 from psgc.diagnostics.lines import joined
 from psgc.diagnostics.report import Launcher
-from psgc.errors import PsgcError, RemoteProtocolError
-from psgc.layout import Layout, key_text
+from psgc.errors import RemoteProtocolError
+from psgc.layout import Layout
 from psgc.observe.exporter import OF_SERVERS, Exporter, export
 from psgc.observe.server_trace import server_trace
 from psgc.observe.table import member_families
 from psgc.processes.absence import Absence, younger
 from psgc.processes.mailbox import Mailbox
-from psgc.processes.pool import threads_of
 from psgc.processes.reminder import Reminder
-from psgc.server.blocks import Written
-from psgc.server.engine import Engine, Folded, KeyWork
 from psgc.server.mirror import Mirror
 from psgc.server.replica import Replica
-from psgc.server.state import NOTHING_KEPT, Commit, Effect, Fault, Fold, Restore, Retire, Send, SendResidual, ServerState, specs_of
-from psgc.server.step import KeepLate, Kept
-from psgc.server.store import KeyShape, KeyStore, Store
+from psgc.server.serving import Serving
+from psgc.server.state import Fault, ServerState
+from psgc.server.store import Store
 from psgc.server.succession import Succession
-from psgc.server.weights.kept import AnswerCommit, KeptWeights, VersionCommit
 from psgc.transport.control.dealer import Dealer
 from psgc.transport.control.lifeline import Lifeline
 from psgc.transport.control.voice import ADMISSION, AWAITED, LIFELINE, Voice
@@ -60,9 +55,6 @@ from psgc.wire.messages import ErrorCode, Notice, Register, Topology, address_fi
 from psgc.wire.reports import Report
 
 logger = logging.getLogger(__name__)
-NO_LATE_REPLICAS: Final = (
-    "PSGC_REPLICAS=1 here and PSGC_BACKUP_WORKERS at the workers: late contributions have no replicas; unset one of the two everywhere"
-)
 TURN_S: Final = 0.02  # time for one source's messages in one turn of the loop
 
 
@@ -99,18 +91,15 @@ class Server:
         self._gate: Gate | None = None  # opened once the keys of workers are known; until then connections wait in the kernel
         pace = PacedLink.of(config.link_mbit, config.link_fd) if config.link_mbit else None
         self._links = LinkSet(pace, lambda _, header: None if self._mirror is None else self._mirror.room(header))
-        self._store = Store() if config.standby else Store(self._former(), succession.keep)
-        self._replica: Replica | None = None  # what this server's standby has
         self._mirror: Mirror | None = None  # while this process is a standby
         self._topology: Topology  # once this server is admitted
         self._former_layouts = 0  # that a former process has served: workers are let in once they are served again
         self._stepped = False  # the launcher has been told that this process has completed a step
-        self._works: dict[int, KeyWork] = {}
         self._preparing: set[int] = set()  # layouts whose kernels are being loaded, or have been
         self._trace = server_trace(config)
-        self._engine = Engine(_threads(config), self._from_pool, self._broken, self._trace)
-        self._state: ServerState | None = None
-        self._admitted_at, self._wire_bytes = 0.0, 0
+        store = Store() if config.standby else Store(self._former(), succession.keep)
+        self._serving = Serving(config, store, self._links, self.mailbox, self._trace, self._fault, self._has_stepped)
+        self._admitted_at = 0.0
         self._exporter: Exporter | None = None
         self._launcher = Launcher(config.launcher)
         self._status: int | None = None
@@ -209,23 +198,24 @@ class Server:
         logger.debug("worker connected rank=%d peer=%s", rank, link.peer)
 
     def _hear_link(self, link: Link) -> None:
-        if self._replica is not None and link.owner is self._replica.link:
-            self._hear_standby(self._replica)
+        serving = self._serving
+        if serving.replica is not None and link.owner is serving.replica.link:
+            serving.hear_standby(serving.replica)
             return
         if self._mirror is not None:
             self._hear_server(link, self._mirror)
             return
-        assert self._state is not None
+        assert serving.state is not None
         try:
             for header, payload in link.receive():
-                self._wire_bytes += HEADER_BYTES + header.payload_bytes
+                serving.wire_bytes += HEADER_BYTES + header.payload_bytes
                 if self._trace is not None:
                     self._trace.received(link.proof.rank, header)
-                self._apply(self._state.receive(link, header, payload, time.monotonic()))
+                serving.apply(serving.state.receive(link, header, payload, time.monotonic()))
             if self._trace is not None and link.receiving:
                 self._trace.receiving(link.proof.rank)
         except RemoteProtocolError as error:
-            logger.warning("connection of rank %s closed: %s", self._state.ranks.get(link, "?"), error)
+            logger.warning("connection of rank %s closed: %s", serving.state.ranks.get(link, "?"), error)
             link.fail("bytes that are no message")
         self._links.received(link)
         self._close(link)
@@ -233,7 +223,7 @@ class Server:
     def _hear_server(self, link: Link, mirror: Mirror) -> None:
         """As a standby: write what the server has committed."""
         try:
-            self._wire_bytes += mirror.receive(link)
+            self._serving.wire_bytes += mirror.receive(link)
         except (RemoteProtocolError, OSError) as error:
             self._fault(Fault(f"{self._who}: {error}"))
             link.fail(str(error))
@@ -241,157 +231,23 @@ class Server:
         self._links.received(link)
         self._close(link)
 
-    def _hear_standby(self, replica: Replica) -> None:
-        """The standby has more of what was committed."""
-        try:
-            self._do(replica.receive())
-        except RemoteProtocolError as error:
-            self._fault(Fault(str(error)))
-        replica.look(self._store.written(), time.monotonic())
-
     def _close(self, link: Link) -> None:
         """Forget a connection if it is closed; its worker makes another."""
-        if self._replica is not None and link.owner is self._replica.link:
-            self._replica.look(self._store.written(), time.monotonic())
+        serving = self._serving
+        if serving.replica is not None and link.owner is serving.replica.link:
+            serving.replica.look(serving.store.written(), time.monotonic())
             return
         if link.closed:
             self._links.discard(link)
-            if self._state is not None:
-                self._state.lost(link)
+            if serving.state is not None:
+                serving.state.lost(link)
             link.close()
-
-    def _apply(self, effects: Iterable[Effect]) -> None:
-        """Do what the state machine says, but for what must wait for the standby."""
-        replica = self._replica
-        self._do(effects if replica is None else [effect for effect in effects if not self._waits(effect, replica)])
-
-    def _waits(self, effect: Effect, replica: Replica) -> bool:
-        """Whether it waits for the standby. What is committed goes there at once, before it is asked what must wait for that."""
-        if replica.held.holds(effect):
-            return True
-        if isinstance(effect, Commit | VersionCommit | AnswerCommit | Restore):
-            self._commit(effect)
-            return True
-        return False
-
-    def _do(self, effects: Iterable[Effect]) -> None:
-        small: list[tuple[Fold, KeyWork, KeyStore]] = []
-        for effect in effects:
-            if isinstance(effect, Send):
-                self._send(effect)
-            elif isinstance(effect, Fold) and effect.key in self._store.weights:
-                self._engine.update(effect, self._store.weights[effect.key])
-            elif isinstance(effect, Fold):
-                work, store = self._works[effect.key], self._store.keys[effect.key]
-                if work.spec.at_once:
-                    small.append((effect, work, store))
-                else:
-                    self._engine.start(effect, work, store)
-            elif isinstance(effect, Commit | VersionCommit | AnswerCommit | Restore):
-                self._commit(effect)
-            elif isinstance(effect, KeepLate):
-                self._keep_late(effect)
-            elif isinstance(effect, SendResidual):
-                self._send_residual(effect)
-            elif isinstance(effect, Retire):
-                self._retire(effect)
-            else:
-                self._fault(effect)
-        for fold in small:  # in this thread: the result leaves at once, and is the acknowledgement
-            self._fold_here(*fold)
-
-    def _commit(self, commit: Commit | VersionCommit | AnswerCommit | Restore) -> None:
-        """Make it durable, here and on the standby."""
-        weights = self._store.weights.get(commit.key)
-        written: Iterator[Written] = iter(())
-        if isinstance(commit, Restore):
-            written = self._restore(commit)
-        elif isinstance(commit, Commit):
-            store = self._store.keys[commit.key]
-            store.commit(commit)
-            written = store.written(commit)
-        elif weights is not None:
-            weights.commit(commit)
-            written = weights.written(commit)
-        if self._replica is not None:
-            self._replica.committed(commit.key, written)
-        if not isinstance(commit, Restore):
-            self._has_stepped()
 
     def _has_stepped(self) -> None:
         """The launcher starts a server again without limit as long as its processes complete something."""
         if not self._stepped:
             self._stepped = True
             self._launcher.tell("stepped")
-
-    def _fold_here(self, fold: Fold, work: KeyWork, store: KeyStore) -> None:
-        try:
-            folded = self._engine.run(fold, work, store)
-        except Exception as error:  # as in the pool: whatever it is, the job hears of it
-            self._broken(error)
-        else:
-            self._folded(folded)
-
-    def _send(self, send: Send) -> None:
-        link: Link = send.peer
-        place = None if send.result_slot is None else self._store.place(send.header.key, send.result_slot)
-        self._wire_bytes += HEADER_BYTES + send.header.payload_bytes
-        if self._trace is not None:
-            self._trace.sending(link.proof.rank, send.header)
-        link.send(send.header, send.body, place)
-        self._links.touch(link)
-
-    def _send_residual(self, send: SendResidual) -> None:
-        key, first = send.header.key, send.header.contributors
-        weights = self._store.weights.get(key)
-        values = (
-            weights.momentum()
-            if weights is not None
-            else self._engine.lend(self._works[key], self._store.keys[key], send.header.step, send.add_back)
-        )
-        body = values[first : first + send.header.payload_bytes // 4].astype(np.float32).tobytes()
-        self._send(Send(send.peer, send.header, body))
-
-    def _restore(self, restore: Restore) -> Iterator[Written]:
-        """Returns what it has written."""
-        weights, numel = self._store.weights.get(restore.key), len(restore.payload) // 4
-        try:
-            if weights is not None:
-                weights.restore(restore.first, restore.payload)
-                return weights.restored(restore.first, numel)
-            store = self._store.keys[restore.key]
-            store.restore(restore.first, restore.payload, restore.rescale)
-            return store.restored(restore.first, numel)
-        except PsgcError as error:
-            self._fault(Fault(f"server {self._index()}: key {key_text(restore.key)}: {error}"))
-            return iter(())
-
-    def _keep_late(self, keep: KeepLate) -> None:
-        try:
-            self._store.keys[keep.key].keep_late(keep)
-        except PsgcError as error:
-            self._fault(Fault(f"server {self._index()}: key {key_text(keep.key)}: {error}"))
-
-    def _retire(self, retire: Retire) -> None:
-        for key in retire.keys:
-            del self._works[key]
-        stores = [self._store.keys[key] for key in retire.keys]
-        self._store.remove_keys(retire.keys)
-        if self._replica is not None:
-            for key, store in zip(retire.keys, stores, strict=True):
-                self._replica.committed(key, store.written())
-
-    def _from_pool(self, folded: Folded) -> None:
-        self.mailbox.put(self._folded, folded)
-
-    def _folded(self, folded: Folded) -> None:
-        if self._state is not None:
-            self._apply(self._state.folded(*folded, time.monotonic()))
-
-    def _broken(self, error: BaseException) -> None:
-        logger.debug("engine", exc_info=error)
-        kind = "" if isinstance(error, PsgcError) else f"{type(error).__name__}: "
-        self.mailbox.put(self._fault, Fault(f"server {self._index()}: {kind}{error}"))
 
     def _fault(self, fault: Fault) -> None:
         """The scheduler ends the job; its ABORT ends this server, too."""
@@ -434,7 +290,7 @@ class Server:
             elif self._state is None:
                 self._admitted(topology)
             elif not topology.standby:
-                self._go_alone()
+                self._serving.go_alone()
         elif header.kind == Kind.KEYS and self._state is not None:  # else TOPOLOGY was lost; both come again on the new connection
             self._prepare(Layout.from_json(body))
         elif header.kind in (Kind.ABORT, Kind.ERROR):
@@ -449,13 +305,13 @@ class Server:
         elif header.kind == Kind.HEARTBEAT and body and self._voice.speaks(AWAITED):
             logger.warning("scheduler: %s", decode_body(Notice, body).text)
         elif header.kind == Kind.HEARTBEAT and header.step == 1 and not body and self._state is not None:
-            self._apply(self._state.left(header.plan, time.monotonic()))
+            self._serving.apply(self._state.left(header.plan, time.monotonic()))
         elif header.kind == Kind.HEARTBEAT and header.step == 2 and not body and self._state is not None:
-            self._apply(self._state.leave_out(header.plan, header.key, time.monotonic()))
+            self._serving.apply(self._state.leave_out(header.plan, header.key, time.monotonic()))
 
     def _admitted(self, topology: Topology) -> None:
         config = self.config
-        self._state = ServerState(
+        self._serving.state = ServerState(
             topology.rank, topology.size, config.job, topology.epoch, config.window_bytes, config.silence_s, config.step_timeout_s,
             absence=Absence(config.heartbeat_s),
         )  # fmt: skip
@@ -463,8 +319,8 @@ class Server:
         if config.standby:
             self._take_over()
         if topology.standby:
-            self._replica = Replica(config, topology, self._links, time.monotonic())
-            self._replica.look(self._store.written(), time.monotonic())
+            self._serving.replica = replica = Replica(config, topology, self._links, time.monotonic())
+            replica.look(self._serving.store.written(), time.monotonic())
         self._open_gate()
         self._admitted_at = time.monotonic()
         if self._trace is not None:
@@ -491,16 +347,9 @@ class Server:
     def _take_over(self) -> None:
         """The machine of the server that this process stood by for, or that another process here has followed, is lost."""
         mirror, self._mirror, self._follows = self._mirror, None, True
-        self._store = Store(self._former() if mirror is None else mirror.segments, self._succession.keep)
+        self._serving.store = Store(self._former() if mirror is None else mirror.segments, self._succession.keep)
         if mirror is not None and (link := mirror.let_in(None)) is not None:  # whatever still comes from the server does not count
             self._close(link)
-
-    def _go_alone(self) -> None:
-        """The standby's machine is lost: nothing waits for it any more."""
-        if self._replica is not None:
-            replica, self._replica = self._replica, None
-            replica.close()
-            self._do(replica.held.let_go())
 
     def _open_gate(self) -> None:
         """Accept connections, once this server serves what a former process has served. Workers may have learned of this server before it learned of them;
@@ -527,48 +376,12 @@ class Server:
             self._tell_scheduler(Kind.KEYS_READY, plan=layout.id)
         elif layout.id not in self._preparing:
             self._preparing.add(layout.id)
-            self._engine.load_codecs(layout, lambda: self.mailbox.put(self._add_layout, layout))
+            self._serving.engine.load_codecs(layout, lambda: self.mailbox.put(self._add_layout, layout))
 
     def _add_layout(self, layout: Layout) -> None:
-        state = self._state
-        assert state is not None
-        specs, costs = specs_of(layout, state.index, state.workers)
-        by_key = {spec.key: spec for spec in specs}
-        if logger.isEnabledFor(logging.DEBUG):
-            logger.debug("serving layout=%d name=%s parts=%s", layout.id, layout.name, " ".join(map(key_text, by_key)))
-        shapes = []
-        for bucket, part in layout.served.parts():
-            spec = by_key.get(part.key)
-            if spec is None:
-                continue
-            pair = layout.scheme(bucket).rounds(part.numel)[part.round].pair
-            if spec.rule is not None:
-                self._store.add_weights(part.key, spec.rule, pair, spec.numel, state.workers)
-                continue
-            streams = layout.number, layout.seed, layout.past_steps
-            self._works[part.key] = KeyWork(spec, pair, bucket.index, part.offset, spec.root is not None, *streams)
-            late = (spec.backup, pair.push.payload_bound(spec.numel)) if spec.backup else (0, 0)
-            shapes.append(KeyShape(part.key, pair.pull.payload_bound(spec.numel), spec.numel if spec.pull_feedback else 0, *late))
-        if self.config.replicas and any(shape.late for shape in shapes):
-            self._fault(Fault(f"server {state.index}: {NO_LATE_REPLICAS}"))
-            return
-        self._store.add_keys(shapes)
-        if self._trace is not None:
-            self._trace.laid_out(layout)
-        keys = [self._store.keys[shape.key] for shape in shapes]
-        if self._follows and any(key.removed for key in keys):
-            self._retire(Retire(tuple(by_key)))
-            state.forget(layout.id)
-        else:
-            self._apply(state.register(layout, specs, costs, self._kept(by_key) if self._follows else NOTHING_KEPT))
-        self._tell_scheduler(Kind.KEYS_READY, plan=layout.id)
-        self._open_gate()
-
-    def _kept(self, keys: Iterable[int]) -> dict[int, Kept | KeptWeights]:
-        """What a former process has kept of these keys; weights of which it has kept nothing begin anew."""
-        held = {key: self._store.weights[key].kept for key in keys if key in self._store.weights}
-        kept: dict[int, Kept | KeptWeights] = {key: of for key, of in held.items() if of is not None}
-        return kept | {key: self._store.keys[key].kept for key in keys if key not in held}
+        if self._serving.add_layout(layout, self._follows):
+            self._tell_scheduler(Kind.KEYS_READY, plan=layout.id)
+            self._open_gate()
 
     def _tell_scheduler(self, kind: Kind, body: bytes = b"", *, plan: int = 0) -> None:
         sender = UNASSIGNED_SENDER if self._state is None else SERVER_SENDER + self._state.index
@@ -583,7 +396,7 @@ class Server:
             return
         if self._gate is not None:
             self._gate.tick()
-        texts, faults = self._look_at_standby(now)
+        texts, faults = self._serving.look_at_standby(now)
         if self._state is not None:
             awaited, stalled = self._state.tick(now)
             texts, faults = [*texts, *awaited], [*faults, *stalled]
@@ -600,21 +413,11 @@ class Server:
             elif self._voice.speaks(LIFELINE):
                 logger.warning("%s", sign.text)
 
-    def _look_at_standby(self, now: float) -> tuple[list[str], list[Fault]]:
-        """Make the connection to it again where that is down. Lines on one that cannot be reached, and why the job must end."""
-        replica = self._replica
-        if replica is None:
-            return [], []
-        if not replica.link.up:
-            replica.look(self._store.written(), now)
-        text, over = replica.late(now, self.config.silence_s, self.config.step_timeout_s)
-        return ([], [Fault(text)]) if over else ([text] if text else [], [])
-
     def _report(self, now: float) -> Report:
         """This server's report to the scheduler."""
-        engine = self._engine
+        serving, engine = self._serving, self._serving.engine
         return Report(
-            int(1e3 * (now - self._admitted_at)), self._wire_bytes, busy_ms=engine.busy_ms, threads=engine.threads, folds=engine.folds
+            int(1e3 * (now - self._admitted_at)), serving.wire_bytes, busy_ms=engine.busy_ms, threads=engine.threads, folds=engine.folds
         )
 
     def _await_admission(self, now: float) -> None:
@@ -635,13 +438,15 @@ class Server:
                 "waiting for the scheduler at %s to answer, for %.0f s so far; is it started?", config.root_endpoint, now - self._began
             )
 
-    def _index(self) -> str:
-        return "?" if self._state is None else str(self._state.index)
+    @property
+    def _state(self) -> ServerState | None:
+        """None until this server is admitted."""
+        return self._serving.state
 
     @property
     def _who(self) -> str:
         """This process, in sentences."""
-        return f"server {self._index()}" if self._mirror is None else f"the standby of server {self._topology.rank}"
+        return f"server {self._serving.index}" if self._mirror is None else f"the standby of server {self._topology.rank}"
 
     def _end(self, status: int, reason: str) -> None:
         if self._status is None:
@@ -652,9 +457,7 @@ class Server:
     def _shut(self) -> None:
         if self._exporter is not None:
             self._exporter.close()
-        self._engine.close()
-        if self._replica is not None:
-            self._replica.close()
+        self._serving.close()
         self._links.flush()
         if self._gate is not None:
             self._gate.close()  # and the listeners
@@ -667,12 +470,8 @@ class Server:
         self._voice.close()
         self._scheduler.close(linger_ms=500)
         self._context.destroy(linger=500)
-        self._store.close()
+        self._serving.store.close()
         if self._status == 0:
             self._succession.forget()
         if self._trace is not None:
             self._trace.close()
-
-
-def _threads(config: Config) -> int:
-    return config.server_threads or threads_of(os.cpu_count() or 1)

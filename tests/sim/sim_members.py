@@ -114,7 +114,7 @@ class CrashedError(Exception):
 
 
 class SimServer:
-    """What server/loop.py does around ServerState, with named results in place of memory. Its processes end, and others follow: ``slots``, ``committed``,
+    """What server/serving.py does around ServerState, with named results in place of memory. Its processes end, and others follow: ``slots``, ``committed``,
     ``before``, ``residuals``, ``kept`` and ``late`` are what the launcher keeps; everything else is a process's own."""
 
     machine = "host"

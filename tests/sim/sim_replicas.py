@@ -1,4 +1,4 @@
-"""Servers with standbys, and machines that are lost: what server/loop.py does with ``Held``, and as a standby, around the simulation's named memory.
+"""Servers with standbys, and machines that are lost: what server/serving.py does with ``Held``, and as a standby, around the simulation's named memory.
 
 What goes to the standby is read when it arrives there, as the kernel reads memory some time after it was told to send it: whoever writes it before is seen.
 """
