@@ -426,6 +426,13 @@ class Server:
         if why := self._scheduler.turned_away():
             self._end(1, f"server: {why}")
             return
+        refused = self._scheduler.nobody_listens(now)
+        if self._follows and refused and now - self._began > config.dead_s:
+            self._end(
+                0,
+                f"{self._who}: the job has ended before this process could follow another: nobody listens at {config.root_endpoint} any more",
+            )
+            return
         self._register()
         if (waited := now - self._began) > config.register_timeout_s and not self._life.talks(now):
             self._end(

@@ -158,6 +158,21 @@ def test_without_replicas_a_lost_machine_ends_the_job_and_the_line_says_what_wou
     assert "PSGC_REPLICAS=1 keeps it on another machine, too" in err.strip().splitlines()[-1], err
 
 
+def test_a_process_that_would_follow_when_the_job_is_over_ends(launched: Any) -> None:
+    """A server dies as the workers end; the scheduler, on another machine, is gone before its launcher has started the next process."""
+    machines = Machines(launched, [str(JOBS / "lost_server.py"), "3", "none", "optimizer", "0.01"], PSGC_REPLICAS="0")
+    late = machines.servers[1]
+    for line in machines.workers.stdout:
+        if "found" in line:
+            os.kill(late.pid, signal.SIGSTOP)
+            machines.kill(1, 1)
+            break
+    assert [launched.end(popen)[0] for popen in (machines.workers, machines.scheduler, machines.servers[0])] == [0, 0, 0]
+    os.kill(late.pid, signal.SIGCONT)
+    status, _, err = launched.end(late)
+    assert status == 0, err
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(8))
 def test_a_machine_lost_anywhere_changes_nothing(launched: Any, seed: int) -> None:
