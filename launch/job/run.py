@@ -78,6 +78,10 @@ def run_job(command: Sequence[str], *, workers: int = 2, servers: int = 1, nodes
         raise UsageError(
             f"{program}: PSGC_WIRE={config.wire}: the jobs that it starts speak psgc's own wire; start each role of this one with psgc-launch (docs/pslite.md)"
         )
+    if config.backup_workers:
+        from psgc.layout.backup import check_count
+
+        check_count(config.backup_workers, workers)
     if config.replicas:
         raise UsageError(
             f"{program}: PSGC_REPLICAS=1: all servers of this job are on this machine, so that nothing outlives it; unset it, or start the job with "

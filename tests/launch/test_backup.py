@@ -47,7 +47,6 @@ def test_servers_with_residuals_save_them_between_two_steps_though_ranks_are_lat
 @pytest.mark.parametrize(
     ("env", "codec", "line"),
     [
-        ({"PSGC_BACKUP_WORKERS": "2"}, "none", "PSGC_BACKUP_WORKERS=2, but the job has 2 workers: a step waits for at least one; expected less than 2"),
         ({"PSGC_BACKUP_WORKERS": "1"}, "powersgd", "PSGC_BACKUP_WORKERS=1: codec .*powersgd.* of 'optimizer0' takes several rounds"),
         ({"PSGC_BACKUP_WORKERS": "1"}, "randomk:k=0.1", "draws the same random places on all ranks"),
         ({"PSGC_BACKUP_WORKERS": "1"}, "onebit/relay", "has workers add up what servers forward"),
@@ -60,6 +59,14 @@ def test_what_cannot_be_late_is_refused_in_a_line(launched: Any, env: dict[str, 
     status, _, err = launched.end(launched.psgc("run", "--no-prefix", "--workers", "2", "--", sys.executable, JOB, "3", codec, "0", **env))
     assert status != 0
     assert re.search(line, err), err
+
+
+def test_as_many_as_there_are_workers_are_refused_before_anything_starts(launched: Any) -> None:
+    status, out, err = launched.end(
+        launched.psgc("run", "--workers", "2", "--", sys.executable, JOB, "3", "none", "0", PSGC_BACKUP_WORKERS="2")
+    )
+    assert (status, out, len(err.splitlines())) == (2, "", 1), err
+    assert "PSGC_BACKUP_WORKERS=2, but the job has 2 workers: a step waits for at least one; expected less than 2" in err
 
 
 def test_a_job_without_servers_is_refused(launched: Any) -> None:

@@ -108,10 +108,8 @@ class DeMo(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         (group,) = self.param_groups
-        scale, overflowed = (
-            getattr(self, "grad_scale", None),
-            bool(getattr(self, "found_inf", False)),
-        )  # of a GradScaler whose step() calls this one
+        # Of a GradScaler whose step() calls this one:
+        scale, overflowed = getattr(self, "grad_scale", None), bool(getattr(self, "found_inf", False))
         for parameter, flat in zip(group["params"], self._squares, strict=True):
             if parameter.grad is None or overflowed:
                 flat.zero_()
