@@ -9,14 +9,14 @@ import pytest
 from psgc.codecs.registry import registered_codecs, registered_schemes
 from psgc.errors import CodecError
 from psgc.plan.inputs.cluster import Cluster, Link
-from psgc.plan.inputs.profile import CostCurve, Profile, TensorProfile
+from psgc.plan.inputs.profile import PUBLISHED_BYTES, CostCurve, Profile, TensorProfile
 from psgc.plan.methods.bound import Bounds
 from psgc.plan.model.job import Job, default_codec
 from psgc.plan.model.level import EXACT
 from psgc.plan.model.options import Constraints
-from psgc.plan.model.problem import PUBLISHED_BYTES, Problem, codec_costs
+from psgc.plan.model.problem import Problem, codec_costs
 from psgc.plan.model.quality import FAST as LEVEL_FAST
-from psgc.plan.model.quality import LENIENTLY, SAFELY, Standard, is_sound
+from psgc.plan.model.quality import LENIENTLY, SAFELY, Standard, costs_under_adam, is_sound, known_loss, typical_error
 from psgc.plan.report import assessment
 from psgc.plan.report.assessment import assess
 from psgc.plan.report.sentences import unsound
@@ -64,6 +64,44 @@ def test_sound_under_adam_are_the_codecs_that_docs_name() -> None:
     assert {codec for codec in CODECS if not is_sound(codec, adam=False)} == {"onebit:ef=0,scale=unit"}
     with pytest.raises(CodecError):
         is_sound("zip", adam=False)
+
+
+@pytest.mark.parametrize(
+    "codec", [*CODECS, "demo", "sparseloco", "powersgd", "powersgd:rank=16", "powersgd:ef=0,rank=16", "int8:ef=1,momentum=none"]
+)
+def test_running_jobs_are_warned_of_what_planners_do_not_take_for_sound_under_adam(codec: str) -> None:
+    assert codec in PUBLISHED_BYTES or costs_under_adam(codec) == (not is_sound(codec, adam=True))
+
+
+def test_powersgd_is_sound_under_adam_from_the_rank_on_that_was_within_the_spread_of_seeds() -> None:
+    sound = {
+        text for text in ("powersgd:rank=15", "powersgd:rank=16", "powersgd:rank=32", "powersgd:ef=0,rank=32") if is_sound(text, adam=True)
+    }
+    assert sound == {"powersgd:rank=16", "powersgd:rank=32"}
+
+
+def test_nothing_is_said_of_codecs_of_others() -> None:
+    assert not costs_under_adam("theirs@0123456789abcdef:k=1") and not costs_under_adam("mine/relay")
+
+
+def test_a_codec_is_judged_by_what_it_is_not_by_how_it_is_written() -> None:
+    for same, as_this in (
+        ("int8:ef=1", "int8"), ("int8:rotate=1", "int8"), ("int4:residual=int8", "int4"), ("fp8:format=e5m2", "fp8"), ("topk:k=0.01,warmup=20", "topk"),
+        ("onebit:ef=0", "onebit"), ("int8:momentum=none", "int8"), ("ternary", "dithering:k=1"),
+    ):  # fmt: skip
+        assert SAFELY.keeps(same) == SAFELY.keeps(as_this), same
+        assert typical_error(same) is not None and known_loss(same, 9.0) < 9.0
+    assert all(SAFELY.keeps(codec) for codec in ("int8:rotate=1", "int8:ef=0", "int4:residual=int8", "fp8:format=e5m2", "shared:ef=0"))
+    assert not any(SAFELY.keeps(codec) for codec in ("int4:ef=0", "onebit:ef=0", "dithering:ef=1", "int8:momentum=nesterov"))
+    assert known_loss("int8/relay", 9.0) == known_loss("int8", 9.0) and known_loss("int8/no-such", 9.0) == 9.0
+
+
+def test_each_reason_is_said_of_the_codecs_that_it_is_of() -> None:
+    told = SAFELY.told_of(["onebit", "topk:k=0.3", "int8/onebit", "int8:momentum=nesterov", "theirs"])
+    assert [line.partition(": ")[0] for line in told] == ["onebit, int8/onebit", "topk:k=0.3, theirs", "int8:momentum=nesterov"]
+    assert told[0].startswith("onebit, int8/onebit: each loses too much in a training's first steps")
+    assert told[1].startswith("topk:k=0.3, theirs: each has an error that is not known")
+    assert told[2].startswith("int8:momentum=nesterov: it applies momentum before compression")
 
 
 def test_the_codec_that_is_planned_with_unasked_is_sound() -> None:

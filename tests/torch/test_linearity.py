@@ -14,9 +14,12 @@ from torch import nn
 import psgc.torch as psgc
 from psgc.codecs import parse_scheme
 from psgc.errors import UsageError
+from psgc.plan.model.quality import costs_under_adam
 from psgc.torch.gradients import linearity
 
 QUALITY = Path(__file__).parents[2] / "docs/quality.md"
+# Within two deviations in 300 steps, but planners do not take them for sound under Adam: their error is 26 times int8's, and never sent later.
+UNCERTAIN = {"dithering", "dithering:k=1"}
 
 
 class Lion(torch.optim.Optimizer):
@@ -90,6 +93,8 @@ def three_steps(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     (torch.optim.AdamW, "onebit", True), (torch.optim.Adam, "int8/onebit", True), (torch.optim.AdamW, "powersgd", True),
     (Lion, "topk:k=0.01", True), (torch.optim.AdamW, "powersgd:rank=8", True), (torch.optim.AdamW, "powersgd:rank=16", False),
     (torch.optim.AdamW, "powersgd:ef=0,rank=16", True), (FusedAdam, "randomk", True), (torch.optim.RMSprop, "majority", True),
+    (torch.optim.AdamW, "dithering", True), (torch.optim.Adam, "int4:ef=0", True), (torch.optim.Adam, "int8:momentum=nesterov", True),
+    (torch.optim.Adam, "int8:ef=0,rotate=1", False), (torch.optim.Adam, "int4:residual=int8", False), (torch.optim.Adam, "fp8/relay", False),
     (Lion, "int8", False), (FusedAdam, "int8", False), (torch.optim.Adam, "bf16", False), (torch.optim.AdamW, "int4:rotate=1", False),
     (momentum_sgd, "onebit", False), (RenamedSGD, "topk", False),
 ])  # fmt: skip
@@ -147,7 +152,8 @@ def test_the_codecs_advised_against_are_those_that_the_quality_study_shows_beyon
     for codec, cells in rows:
         against = re.search(r"([+-][\d.]+) sd", cells)  # the first such cell is that of the GPT under AdamW
         beyond = codec != "none" and against is not None and float(against[1]) > 2
-        assert bool(linearity.coarse_codecs([parse_scheme(codec).canonical])) == beyond, codec
+        warned = costs_under_adam(parse_scheme(codec).canonical)
+        assert warned == beyond or (warned and codec in UNCERTAIN), codec
 
 
 @pytest.mark.usefixtures("alone")

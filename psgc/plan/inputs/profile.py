@@ -263,6 +263,9 @@ V100_CODECS: Final[Curves] = {
     "efsignsgd": {"gpu": _level_then_linear(130, 140), "cpu": _at_gbps(31, 88, 10)},
     "onebit": {"gpu": _level_then_linear(450, 170), "cpu": _at_gbps(30, 94, 10)},
 }
+# Payload bytes per element of codecs that exist only as these times. dgc sends 1 % of the values, with 4 bytes of index each; efsignsgd sends one bit per
+# element.
+PUBLISHED_BYTES: Final[Mapping[str, float]] = {"dgc": 0.08, "efsignsgd": 0.125}
 BUILTIN_CODECS: Final[dict[str, Curves]] = {"v100": V100_CODECS}
 
 

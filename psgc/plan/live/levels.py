@@ -12,7 +12,7 @@ from typing import Final
 
 from psgc.plan.model.level import EXACT, FAST
 from psgc.plan.model.plan import UNCOMPRESSED, PlannedBucket
-from psgc.plan.model.quality import CAST_OF, TYPICAL_ERROR, allowed
+from psgc.plan.model.quality import CAST_OF, allowed, known_loss
 
 FINE: Final = (UNCOMPRESSED, "bf16", "int8", "int4")
 STAGE_STEPS: Final = 100
@@ -43,4 +43,4 @@ def loss_of(buckets: Sequence[PlannedBucket]) -> float:
 
 
 def loss_of_codec(codec: str) -> float:
-    return max(TYPICAL_ERROR.get(half, COARSEST) for half in codec.split("/"))
+    return known_loss(codec, COARSEST)

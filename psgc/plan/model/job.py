@@ -14,12 +14,12 @@ from typing import Final, NamedTuple
 from psgc.errors import UsageError
 from psgc.plan.inputs.cluster import Cluster, load_cluster
 from psgc.plan.inputs.estimates import ASSUMED_GPU, Measured, located, with_carriers, with_codec_times, with_cpu_estimates
-from psgc.plan.inputs.profile import Profile, load_profile
+from psgc.plan.inputs.profile import PUBLISHED_BYTES, Profile, load_profile
 from psgc.plan.model.constraints import ALL
 from psgc.plan.model.costs import CodecCosts
 from psgc.plan.model.options import Constraints, encodes
 from psgc.plan.model.plan import UNCOMPRESSED, PlannedBucket
-from psgc.plan.model.problem import PUBLISHED_BYTES, Problem, codec_costs, is_of_a_node
+from psgc.plan.model.problem import Problem, codec_costs, is_of_a_node
 from psgc.plan.model.quality import LENIENTLY, Standard
 
 # The GPU that a well-known model's times are computed for if the user names none.
@@ -61,7 +61,7 @@ def load_job(
     named = {*(name for _, name in constraints.codecs), *beside}
     if codec is None and not constraints.codecs and not _suitable(standard=standard):
         codec = UNCOMPRESSED
-        notes.append(f"no codec, since each {standard.told}; --codec names one")
+        notes.append(f"no codec, since each {standard.told(PREFERRED[0])}; --codec names one")
     if not may_encode(constraints) or {codec, *named} == {UNCOMPRESSED}:
         profile, _ = with_cpu_estimates(profile, (UNCOMPRESSED,))  # copies into slots and out of them, and servers' sums
         profile, fixed = with_carriers(profile)
@@ -151,8 +151,9 @@ def _suitable(*, standard: Standard) -> list[str]:
 
 def _default_note(codec: str, profile: Profile, *, standard: Standard) -> str:
     if codec == UNCOMPRESSED:
-        known = ", ".join(sorted(profile.codecs.keys() - {UNCOMPRESSED}))
-        return f"no codec: there are times of {known} only, and each {standard.told}; or name one with --codec"
+        known = sorted(profile.codecs.keys() - {UNCOMPRESSED})
+        unfit = standard.told_of(name for name in known if name in PREFERRED and not standard.keeps(name))
+        return "; ".join((f"no codec: there are times of {', '.join(known)} only", *unfit, "or name one with --codec"))
     return f"codec {codec}, since none was chosen: the first that is timed, of {', '.join(_suitable(standard=standard))}"
 
 

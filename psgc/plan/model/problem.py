@@ -18,7 +18,7 @@ from psgc.errors import UsageError
 from psgc.plan.inputs.cluster import Cluster
 from psgc.plan.inputs.correction import corrected_links
 from psgc.plan.inputs.estimates import through_hosts
-from psgc.plan.inputs.profile import F64, V100_CODECS, CostCurve, Profile
+from psgc.plan.inputs.profile import F64, PUBLISHED_BYTES, V100_CODECS, CostCurve, Profile
 from psgc.plan.model import costs, options
 from psgc.plan.model.bucketing import Tensors
 from psgc.plan.model.collectives import BETWEEN_GPUS, IN_HOSTS_MEMORY, LIBRARY, RINGS, Collectives
@@ -28,9 +28,6 @@ from psgc.plan.model.options import Constraints, Option
 from psgc.plan.model.plan import UNCOMPRESSED, Plan, PlannedBucket, check_fits
 from psgc.plan.model.timeline import Chains, Ints, Timeline, chains_of, run
 
-# Payload bytes per element of codecs that exist only as times in the built-in V100 profile. dgc sends 1 % of the values, with 4 bytes of index
-# each; efsignsgd sends one bit per element.
-PUBLISHED_BYTES: Final[Mapping[str, float]] = {"dgc": 0.08, "efsignsgd": 0.125}
 _SAMPLE: Final = 1 << 20
 
 

@@ -13,13 +13,14 @@ from dataclasses import dataclass, replace
 from psgc.codecs.codec import BLOCK
 from psgc.errors import UsageError
 from psgc.plan.inputs.cluster import Cluster
+from psgc.plan.inputs.profile import PUBLISHED_BYTES
 from psgc.plan.methods.once import search_once
 from psgc.plan.methods.result import Found
 from psgc.plan.methods.uniform import fused
 from psgc.plan.model.costs import CodecCosts
 from psgc.plan.model.options import OVER_SERVERS, devices_of, encodes, is_program
 from psgc.plan.model.plan import UNCOMPRESSED, PlannedBucket
-from psgc.plan.model.problem import PUBLISHED_BYTES, Problem, simulate
+from psgc.plan.model.problem import Problem, simulate
 from psgc.plan.planfile.runtime import ON_GPUS, not_carried
 
 UNCUT_BUCKETS = (1, 2, 4, 8, 16, 32)

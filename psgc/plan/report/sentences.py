@@ -154,9 +154,7 @@ def unsound(assessed: Assessment) -> list[str]:
 
 def about_quality(assessed: Assessment) -> list[str]:
     """Lines on the quality that the compressed plan costs; none if there is no such plan."""
-    lines = []
-    if names := unsound(assessed):
-        lines.append(f"quality: {', '.join(names)}: {'it' if len(names) == 1 else 'each'} {assessed.standard.told}")
+    lines = [f"quality: {line}" for line in assessed.standard.told_of(unsound(assessed))]
     if _encodes(assessed):
         lines.append(f"quality: {_encodings_text(assessed)}")
     return lines

@@ -244,8 +244,7 @@ def _notes(
             f"memory: {', '.join(one.name for one in keeping)} keep residuals (what error feedback has not sent yet): up to {gigabytes(most)} in each "
             f"worker{beside}"
         )
-    if unsound := ", ".join(one.name for one in found if one.sound is False):
-        notes.append(f"quality: not advised: {unsound}. Each {standard.told}")
+    notes += [f"quality: not advised: {line}" for line in standard.told_of(one.name for one in found if one.sound is False)]
     most_encodes = max((one.encodes for one in found), default=0)
     if most_encodes > 1:
         notes.append(

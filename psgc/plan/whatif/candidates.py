@@ -15,13 +15,13 @@ from typing import Final, NamedTuple
 
 from psgc.plan.inputs.cluster import Cluster
 from psgc.plan.inputs.estimates import Timed
-from psgc.plan.inputs.profile import Profile
+from psgc.plan.inputs.profile import PUBLISHED_BYTES, Profile
 from psgc.plan.methods.once import search_once
 from psgc.plan.methods.result import Found
 from psgc.plan.methods.search import search
 from psgc.plan.model.options import Constraints, encodes
 from psgc.plan.model.plan import UNCOMPRESSED
-from psgc.plan.model.problem import PUBLISHED_BYTES, Problem, codec_costs, is_of_a_node, simulate
+from psgc.plan.model.problem import Problem, codec_costs, is_of_a_node, simulate
 from psgc.plan.model.quality import CASTS, Standard, encodings, residual_bytes, server_residual_bytes
 from psgc.plan.model.vary import Change, varied, with_halved_bytes
 from psgc.plan.report.running import as_jobs_run, is_whole, uncut, why_not_encoded, with_servers

@@ -20,11 +20,9 @@ import torch
 
 from psgc.errors import UsageError
 from psgc.layout import Layout
+from psgc.plan.model.quality import costs_under_adam
 
 logger = logging.getLogger(__name__)
-# Beyond two standard deviations of uncompressed training under AdamW: docs/quality.md, whose table a test holds this against.
-COARSE: Final = frozenset({"onebit", "topk", "blocktopk", "randomk", "tbq"})
-FINE_POWERSGD_RANK: Final = 16  # rank 8 is beyond, and so is any rank without error feedback (docs/codecs.md)
 
 
 def is_linear(optimizer: torch.optim.Optimizer) -> bool:
@@ -32,19 +30,6 @@ def is_linear(optimizer: torch.optim.Optimizer) -> bool:
     if not isinstance(optimizer, torch.optim.SGD):
         return False
     return all(set(state) <= {"momentum_buffer"} for state in optimizer.state.values())
-
-
-def coarse_codecs(codecs: Iterable[str]) -> list[str]:
-    """The codecs among these that cost quality under optimizers whose steps are not linear in the gradient."""
-    return [codec for codec in codecs if any(_is_coarse(side) for side in codec.split("/"))]
-
-
-def _is_coarse(codec: str) -> bool:
-    name, _, parameters = codec.partition(":")
-    if name != "powersgd":
-        return name in COARSE
-    given = dict(parameter.split("=", 1) for parameter in parameters.split(",") if parameter)
-    return int(given.get("rank", 4)) < FINE_POWERSGD_RANK or given.get("ef") == "0"
 
 
 class CodecAdvice:
@@ -63,11 +48,11 @@ class CodecAdvice:
         if not codecs:
             return
         self._looks[optimizer] = left - 1
-        coarse = coarse_codecs(codecs)
+        coarse = [codec for codec in codecs if costs_under_adam(codec)]
         if coarse and not is_linear(optimizer):
             self._looks[optimizer] = 0
             logger.warning(
-                "codec %s with %s: a codec this coarse costs quality under optimizers that are not linear in the gradient, as Adam and "
+                "codec %s with %s: what it loses can cost quality under optimizers that are not linear in the gradient, as Adam and "
                 "Lion; bf16 or int8 do not, SGD with momentum takes any codec, and psgc.torch.OneBitAdam is made for 1-bit",
                 ", ".join(coarse), type(optimizer).__name__,
             )  # fmt: skip
