@@ -32,6 +32,23 @@ def test_advice_from_a_profile(tmp_path: Path) -> None:
     assert any("no forward time" in note for note in json.loads(done.stdout)["notes"])
 
 
+def test_the_board_that_a_profile_was_measured_on_is_the_one_that_is_advised_for(tmp_path: Path) -> None:
+    table = {"name": "w", "numel": 20_000_000, "ready_us": 0.0}
+    path = tmp_path / "profile.json"
+    profile = {
+        "version": 1,
+        "model": "m",
+        "hardware": "NVIDIA H100 80GB HBM3, Intel Xeon 8480, 52 cores",
+        "device": "cuda",
+        "date": "",
+        "unit": "us",
+    }
+    path.write_text(json.dumps({**profile, "source": "measured", "forward_us": 1000.0, "tensors": [table], "codecs": {}}))
+    command = ("advise", "--profile", str(path), "--nodes", "4", "--gpus-per-node", "8", "--link", "25", "--json")
+    measured, named = (json.loads(psgc(*command, *more).stdout) for more in ((), ("--gpu", "h100")))
+    assert measured["candidates"] == named["candidates"]
+
+
 def test_the_timeline_is_asked_with_a_profile_and_a_cluster(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     done = psgc(

@@ -8,7 +8,7 @@ import pytest
 
 from psgc.errors import UsageError
 from psgc.plan.inputs.cluster import Link
-from psgc.plan.inputs.estimates import cluster_of, estimate, known_memory_gbps, with_codec_times
+from psgc.plan.inputs.estimates import cluster_of, estimate, with_codec_times
 from psgc.plan.inputs.profile import computed_profile
 
 
@@ -38,11 +38,6 @@ def test_what_is_measured_stays_and_what_nobody_knows_is_left_out() -> None:
     assert on_hosts.keys() == {"cpu", "server"}, "a model without a GPU has no times on one"
 
 
-def test_memory_is_known_of_gpus_that_have_a_name() -> None:
-    assert known_memory_gbps("H100") == 3350
-    assert known_memory_gbps("400") is None
-
-
 def test_a_cluster_has_the_links_that_such_gpus_have() -> None:
     found = cluster_of("a100", 4, 8, 100.0, 20.0)
     assert (found.nodes, found.gpus_per_node, found.intra.gbps, found.inter.gbps) == (4, 8, 2400, 100)
@@ -50,6 +45,12 @@ def test_a_cluster_has_the_links_that_such_gpus_have() -> None:
     assert cluster_of("t4", 4, 1, 10.0, 20.0, intra_gbps=7.0).intra.gbps == 7
     assert (found.cores, found.threads_of_a_worker, found.threads_of_a_server) == (32, 4, 4), "as many as psgc's threads use"
     assert (found.host, cluster_of("h100", 4, 8, 100.0, 20.0, host_gbps=50.0).host) == (Link(200, 10), Link(50, 10))
+    measured = cluster_of("NVIDIA H100 80GB HBM3, Intel Xeon Platinum 8480, 52 cores", 4, 8, 100.0, 20.0)
+    named = cluster_of("h100", 4, 8, 100.0, 20.0)
+    assert replace(measured, source="") == replace(named, source="") and measured.collectives == "nccl", "as a profile's hardware has it"
+    cards = cluster_of("NVIDIA A100-PCIE-40GB, AMD EPYC, 64 cores", 4, 8, 100.0, 20.0)
+    assert (cards.intra.gbps, cards.host, cards.collectives) == (100, Link(200, 10), "nccl"), "no NVLink"
+    assert cluster_of("AMD EPYC, beside a T4", 4, 1, 10.0, 20.0).host is None, "behind the comma is the host"
     unknown = cluster_of("AMD EPYC, 2 cores", 4, 8, 100.0, 20.0, cores=16)
     assert (unknown.host, unknown.threads_of_a_worker) == (None, 2), "gradients of a profile that was measured on CPUs are on their hosts"
     with pytest.raises(UsageError, match="advise: field nodes is 0"):

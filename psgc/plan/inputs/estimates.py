@@ -60,16 +60,19 @@ def cluster_of(
     """A cluster with this link between nodes, and with the usual links within a node and to the host for GPUs of this kind. Raises UsageError, which
     names the field.
 
-    gpu:   for an unknown GPU, copies to the host cost nothing unless ``host_gbps`` is given.
+    gpu:   the board's name, or a text with it in front of the first comma, as a profile's hardware is. For an unknown GPU, copies to the host cost nothing
+           unless ``host_gbps`` is given. A board whose name has the word PCIe has no NVLink.
            Collectives between known GPUs are NCCL's, as in DistributedDataParallel and in jobs of psgc.
     cores: cores of a node; if left out, as many as its workers start threads for."""
-    within = INTRA_GBPS.get(gpu.lower(), PCIE_GBPS) if intra_gbps is None else intra_gbps
-    host = HOST_GBPS.get(gpu.lower()) if host_gbps is None else host_gbps
+    board = _board(gpu)
+    nvlink_gbps = None if "pcie" in _words(gpu) else INTRA_GBPS.get(board)
+    within = intra_gbps if intra_gbps is not None else nvlink_gbps if nvlink_gbps is not None else PCIE_GBPS
+    host = HOST_GBPS.get(board) if host_gbps is None else host_gbps
     document = {
         "nodes": nodes, "gpus_per_node": gpus_per_node, "servers": servers, "intra": {"gbps": within, "latency_us": INTRA_LATENCY_US},
         "inter": {"gbps": gbps, "latency_us": latency_us}, "cores": MAX_THREADS * max(1, gpus_per_node) if cores is None else cores,
         **({} if host is None else {"host": {"gbps": host, "latency_us": HOST_LATENCY_US}}),
-        **({"collectives": "nccl"} if gpu.lower() in MEMORY_GBPS else {}),
+        **({"collectives": "nccl"} if board else {}),
         "source": f"{nodes} x {gpus_per_node} GPUs, {gbps:g} Gbit/s a node and {latency_us:g} us, {within:g} Gbit/s within one",
     }  # fmt: skip
     return read_cluster(document, f"{nodes}x{gpus_per_node}-{gbps:g}g", "advise")
@@ -125,7 +128,7 @@ def with_codec_times(
     wanted = dict.fromkeys(_bare(name) for name in names if _bare(name) != UNCOMPRESSED)
     notes, on_gpus = [], frozenset[str]()
     if profile.device != "cpu":
-        board = gpu or profile.hardware.partition(",")[0]  # behind the comma is the host's name
+        board = gpu or profile.hardware.partition(",")[0]
         if profile.device == "cuda" and not profile.codecs and memory_gbps is None and not _board(board):
             profile = replace(profile, codecs=V100_CODECS)
             notes.append("codec times are the published ones of V100 and its host, since the profile has none")
@@ -243,14 +246,13 @@ def _estimated(moved: tuple[float, float], launches: tuple[int, int], memory_gbp
     return CostCurve(sizes, encode, decode)
 
 
-def known_memory_gbps(gpu: str) -> float | None:
-    """GB/s of the GPU's memory; None if the table has no such GPU."""
-    return MEMORY_GBPS.get(gpu.lower())
-
-
 def _board(name: str) -> str:
-    """The known GPU that a word of the name names; "" if none does."""
-    return next((word for word in re.findall(r"[a-z0-9]+", name.lower()) if word in MEMORY_GBPS), "")
+    """The known GPU that a word of the name names; "" if none does. What is behind a comma is the host's name."""
+    return next((word for word in _words(name) if word in MEMORY_GBPS), "")
+
+
+def _words(name: str) -> list[str]:
+    return re.findall(r"[a-z0-9]+", name.partition(",")[0].lower())
 
 
 def _bare(name: str) -> str:
