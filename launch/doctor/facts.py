@@ -17,7 +17,9 @@ from psgc.config import Config
 from psgc.errors import PsgcError, RemoteProtocolError
 from psgc.launch.job.bpslaunch import local_servers
 from psgc.launch.job.devices import local_size
+from psgc.launch.job.planned import plan_here
 from psgc.launch.topology import Topology
+from psgc.plan.model.level import asks_auto
 from psgc.processes.addresses import is_loopback, lookup, unmapped
 
 PACKAGES: Final = ("torch", "numpy", "numba", "pyzmq")
@@ -107,7 +109,7 @@ def collect(
         hostname=socket.gethostname(), roles=roles, node=config.node if worker else -1, workers=local_size(env) if worker else 0,
         servers=local_servers(config, env) if "server" in roles else 0, server_index=config.server_index,
         settings={name: getattr(config, name) for name in (*EVERYWHERE, *(ON_WORKERS if worker else ()))},
-        plan=("auto" if config.plan == "auto" else "file" if config.plan else "") if worker else "", plan_bytes=_plan_bytes(config.plan),
+        plan=("auto" if asks_auto(config.plan) else "file" if config.plan else "") if worker else "", plan_bytes=_plan_bytes(config.plan),
         versions={"python": platform.python_version(), "psgc": __version__, "libzmq": zmq.zmq_version(), **_versions()},
         curve=zmq.has("curve"), cryptography=_installed("cryptography"), cores=len(os.sched_getaffinity(0)), memory=_memory(),
         memlock=_limit(resource.RLIMIT_MEMLOCK), files=_limit(resource.RLIMIT_NOFILE), cache=str(cache_folder() or ""),
@@ -120,14 +122,11 @@ def collect(
 
 
 def _plan_bytes(plan: str) -> int:
-    if plan in ("", "auto") or not os.path.exists(plan):
-        return 0  # only rank 0's machine needs the file
-    from psgc.plan.planfile.runtime import load_runnable
-
     try:
-        return sum(4 * bucket.numel for bucket in load_runnable(plan).buckets)
+        found = plan_here(plan, needed=False)
     except PsgcError:
         return 0
+    return 0 if found is None else sum(4 * bucket.numel for bucket in found.buckets)
 
 
 def _versions() -> dict[str, str]:

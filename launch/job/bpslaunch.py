@@ -20,6 +20,7 @@ from psgc.launch.job.cores import cores_of_ranks, described, near_memory
 from psgc.launch.job.devices import local_size, seen_devices
 from psgc.launch.job.interpreter import check_command, check_spares, note_on, spares_of, words_of
 from psgc.launch.job.node_addresses import address_of, await_name
+from psgc.launch.job.planned import PLAN, inside_of, plan_here
 from psgc.launch.job.restarts import await_the_end, restarts_of, run_again
 from psgc.launch.job.role import run_role
 from psgc.launch.job.run import run_job
@@ -83,7 +84,7 @@ def launch(command: list[str], env: Mapping[str, str], verdict: Verdict | None =
         found = completed(env, socket.gethostname())
         if found.source == "Slurm" and (node := found.settings.get("DMLC_PS_ROOT_URI", "")):
             found.settings["DMLC_PS_ROOT_URI"] = address_of(node)
-        full = {**env, **found.settings}
+        full = found.within(env)
         roles = roles_of(full)
         if found.settings:
             named = ", ".join(f"{name}={value}" for name, value in sorted(found.settings.items()))
@@ -217,6 +218,7 @@ def _run_members(
     cores: list[list[int]] = []
     spares = spares_of(env) if workers else 0
     if workers:
+        env |= inside_of(plan_here(env.get(PLAN, ""), needed=False), env)
         env |= told(env, size, detect)
         command, cores = _command(command, env), _cores(env, size)
         if note := note_on(command):

@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from psgc.errors import ConfigError
-from psgc.launch.job.ranks import FREE_PORTS
+from psgc.launch.job.ranks import FREE_PORTS, NAMES
 from psgc.launch.topology.interfaces import named
 from psgc.processes.addresses import is_loopback
 
@@ -22,10 +22,16 @@ RUN_SHIFT: Final = 40  # Slurm's numbers of jobs have 32 bits, and six are a ste
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """settings: the variables to add; source: where they come from, for a note; "" if there is no source."""
+    """settings: the variables to add; source: where they come from, for a note; "" if there is no source. replaced: variables that number the cluster's nodes
+    where torch's number workers, and so are none of the user's settings."""
 
     settings: dict[str, str]
     source: str = ""
+    replaced: tuple[str, ...] = ()
+
+    def within(self, env: Mapping[str, str]) -> dict[str, str]:
+        """The environment of the machine's processes."""
+        return {name: text for name, text in env.items() if name not in self.replaced} | self.settings
 
 
 def completed(env: Mapping[str, str], hostname: str) -> Found:
@@ -40,7 +46,7 @@ def completed(env: Mapping[str, str], hostname: str) -> Found:
             found = _pytorch_job(env, hostname)
     elif _set(env, "KUBERNETES_SERVICE_HOST") and not _set(env, "DMLC_WORKER_ID") and _role(env) in ("worker", "joint", JOINT):
         found = _numbered_pod(env, hostname)
-    return Found({name: value for name, value in found.settings.items() if not _set(env, name)}, found.source)
+    return replace(found, settings={name: value for name, value in found.settings.items() if not _set(env, name)})
 
 
 def _slurm(env: Mapping[str, str]) -> Found:
@@ -74,7 +80,8 @@ def _pytorch_job(env: Mapping[str, str], hostname: str) -> Found:
     nodes, node = int(env["WORLD_SIZE"]), int(env["RANK"])
     # The first pod may be told that the master is at localhost; its own name is what the others are told.
     host = hostname if node == 0 and is_loopback(env["MASTER_ADDR"].strip()) else env["MASTER_ADDR"].strip()
-    return Found(_together(env, nodes, node, host, int(_first(env, "MASTER_PORT") or "23456") + 1), "Kubernetes (PyTorchJob)")
+    settings = _together(env, nodes, node, host, int(_first(env, "MASTER_PORT") or "23456") + 1)
+    return Found(settings, "Kubernetes (PyTorchJob)", NAMES)
 
 
 def _volcano(env: Mapping[str, str]) -> Found:

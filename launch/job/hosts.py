@@ -26,6 +26,7 @@ from psgc.launch.job.batch_signals import passing_on
 from psgc.launch.job.bpslaunch import AS_BYTEPS
 from psgc.launch.job.hostfile import Host
 from psgc.launch.job.placing import Place
+from psgc.launch.job.planned import PLAN, inside_of, plan_here, plan_told
 from psgc.launch.job.remote import LIVES
 from psgc.launch.job.run import NOT_INHERITED
 from psgc.launch.supervision.blame import Weight
@@ -290,11 +291,11 @@ def _shared(places: Sequence[Place], way: Way, codec: str | None, plan: str | No
     sizes = [place.workers for place in places if place.node >= 0]
     if all(sizes) and len(set(sizes)) > 1:
         env["PSGC_NODE_SIZES"] = ",".join(map(str, sizes))
-    files = {
-        "PSGC_PLAN": plan if plan == "auto" or not plan else os.path.abspath(plan),
-        "PSGC_LAYOUT_OUT": layout_out and os.path.abspath(layout_out),
-    }
+    planned = plan_told(plan) if plan else plan_told(env.get(PLAN, ""), way.folder)
+    files = {PLAN: planned, "PSGC_LAYOUT_OUT": layout_out and os.path.abspath(layout_out)}
     env |= {name: path for name, path in {**files, "PSGC_CODEC": codec}.items() if path}
+    first = next((place for place in places if place.node == 0), None)
+    env |= inside_of(plan_here(planned, needed=first is not None and is_here(first.host, way)), env)
     return env | {
         "DMLC_NUM_WORKER": str(len(sizes)), "DMLC_NUM_SERVER": str(servers), "BYTEPS_FORCE_DISTRIBUTED": "1", "PYTHONUNBUFFERED": "1",
         "PSGC_JOB": str(secrets.randbits(62) | 1), "PSGC_TOKEN": env.get("PSGC_TOKEN", "").strip() or secrets.token_hex(16),

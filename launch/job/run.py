@@ -17,6 +17,7 @@ from psgc.launch.job.as_byteps import found_as_byteps
 from psgc.launch.job.batch_signals import passing_on
 from psgc.launch.job.devices import seen_devices
 from psgc.launch.job.interpreter import check_command, check_spares, note_on
+from psgc.launch.job.planned import PLAN, inside_of, plan_here, plan_told
 from psgc.launch.job.scheduler_process import start_scheduler
 from psgc.launch.job.threads import shared_cores
 from psgc.launch.job.warming import PLANNER, prepare
@@ -203,31 +204,25 @@ def _described(link_mbit: float, workers: int, nodes: int) -> str:
 def _files(plan: str | None, layout_out: str | None) -> dict[str, str]:
     """PSGC_PLAN and PSGC_LAYOUT_OUT as absolute paths, because a script may change its directory, and what the plan's cluster says of its nodes' inside, unless
     the environment does. Raises UsageError for a plan that cannot run."""
-    inside: dict[str, str] = {}
-    files = {"PSGC_PLAN": plan, "PSGC_LAYOUT_OUT": layout_out}
-    named = {name: path or os.environ.get(name, "").strip() for name, path in files.items()}
-    automatic = asks_auto(named["PSGC_PLAN"])
-    if automatic:
+    planned = plan or os.environ.get(PLAN, "").strip()
+    loaded = None
+    if asks_auto(planned):
         with progress(False):
             from psgc.plan.live.levels import all_candidates
 
-        prepare([*all_candidates(level_of(named["PSGC_PLAN"], os.environ.get("PSGC_QUALITY", "").strip() or SAFE)), PLANNER])
-    elif named["PSGC_PLAN"]:
+        prepare([*all_candidates(level_of(planned, os.environ.get("PSGC_QUALITY", "").strip() or SAFE)), PLANNER])
+    elif planned:
         with progress(False):
-            from psgc.plan.planfile.runtime import load_runnable
-
-        loaded = load_runnable(named["PSGC_PLAN"])
+            loaded = plan_here(planned, needed=True)
+    if loaded is not None:
         prepare(bucket.codec for bucket in loaded.buckets)
-        inside = (
-            {}
-            if loaded.machines is None
-            else {name: text for name, text in loaded.machines.inside.items() if not os.environ.get(name, "").strip()}
-        )
-    if named["PSGC_LAYOUT_OUT"] and not os.path.isdir(os.path.dirname(os.path.abspath(named["PSGC_LAYOUT_OUT"]))):
-        raise UsageError(f"run: --layout-out {named['PSGC_LAYOUT_OUT']}: no such directory")
-    if os.path.isdir(named["PSGC_LAYOUT_OUT"]):
-        raise UsageError(f"run: --layout-out {named['PSGC_LAYOUT_OUT']}: is a directory, expected a file to write")
-    return {name: path if automatic and name == "PSGC_PLAN" else os.path.abspath(path) for name, path in named.items() if path} | inside
+    out = layout_out or os.environ.get("PSGC_LAYOUT_OUT", "").strip()
+    if out and not os.path.isdir(os.path.dirname(os.path.abspath(out))):
+        raise UsageError(f"run: --layout-out {out}: no such directory")
+    if os.path.isdir(out):
+        raise UsageError(f"run: --layout-out {out}: is a directory, expected a file to write")
+    files = {PLAN: plan_told(planned), "PSGC_LAYOUT_OUT": out and os.path.abspath(out)}
+    return {name: path for name, path in files.items() if path} | inside_of(loaded, os.environ)
 
 
 def _job_env(port: int, workers: int, servers: int, nodes: int, codec: str, pinned: bool = False) -> dict[str, str]:

@@ -74,7 +74,7 @@ def _examine_job(wait_s: float, as_json: bool) -> NoReturn:
 
     if not 0 < wait_s < 1e6:
         raise UsageError(f"doctor: --wait {wait_s:g}: expected seconds above 0")
-    env = {**os.environ, **completed(os.environ, socket.gethostname()).settings}
+    env = completed(os.environ, socket.gethostname()).within(os.environ)
     roles = roles_of(env)
     config = Config.from_env(of_machine(env), role=roles[-1])
     config.require_cluster()

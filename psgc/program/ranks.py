@@ -71,6 +71,12 @@ class Ranks:
         inside = [str(one) for one in (self.roots, self.switches) if one]
         return " ".join((str(self.node_sizes), *inside))
 
+    @property
+    def inside(self) -> tuple[tuple[tuple[int, ...], int], ...]:
+        """Of each node its roots and its ranks behind one switch, as they are set."""
+        roots, switches = self.roots or ((),) * self.nodes, self.switches or (0,) * self.nodes
+        return tuple(zip(roots, switches, strict=True))
+
     def roots_of(self, node: int) -> tuple[int, ...]:
         """The node's local ranks that own shards."""
         return (self.roots[node] if self.roots else ()) or tuple(range(self.node_sizes[node]))

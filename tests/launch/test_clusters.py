@@ -88,6 +88,7 @@ def test_pods_of_a_pytorch_job_are_nodes() -> None:
     }  # fmt: skip
     master = completed({**job, "MASTER_ADDR": "localhost", "RANK": "0"}, "train-master-0").settings
     assert (master["DMLC_PS_ROOT_URI"], master["DMLC_ROLE"]) == ("train-master-0", "scheduler,server,worker")
+    assert {"WORLD_SIZE", "RANK", "MASTER_PORT"} & found.within(job).keys() == {"MASTER_PORT"}, "they number pods, not workers"
     assert not completed({**job, "LOCAL_RANK": "0"}, "train-worker-0").settings, "torchrun has started it"
     assert not completed({name: value for name, value in job.items() if name not in POD}, "here").settings
 

@@ -70,6 +70,16 @@ def test_every_node_computes_its_own_ranks(launched: Any, env: Mapping[str, str]
         assert (s["MASTER_ADDR"], s["MASTER_PORT"]) == ("127.0.0.1", port)
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_of_a_pytorch_jobs_pods_are_told_ranks_of_workers_where_the_operator_numbers_pods(launched: Any, workers: int) -> None:
+    pod = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "23456", "WORLD_SIZE": "3", "RANK": "1"}
+    seen = told(launched, "launch", **pod, DMLC_ROLE="worker", DMLC_NUM_SERVER="1", BYTEPS_LOCAL_SIZE=str(workers))
+    assert [tuple(s[name] for name in ranks.NAMES) for s in seen] == [
+        (str(workers + local), str(3 * workers), str(local), str(workers), "1") for local in range(workers)
+    ]
+    assert {(s["MASTER_ADDR"], s["MASTER_PORT"]) for s in seen} == {("127.0.0.1", "23456")}
+
+
 def test_one_process_a_node_keeps_the_ranks_it_was_given(launched: Any) -> None:
     given = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "3"}
     (seen,) = told(launched, "launch", **NODE, DMLC_WORKER_ID="1", **given)

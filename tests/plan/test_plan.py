@@ -19,7 +19,7 @@ from psgc.plan.inputs.cluster import Cluster, Link
 from psgc.plan.model.plan import Issue, JobShape, Plan, PlannedBucket, check_fits, plan_text
 from psgc.plan.model.problem import simulate
 from psgc.plan.planfile.completing import whole_plan
-from psgc.plan.planfile.fits import check_job
+from psgc.plan.planfile.fits import check_job, other_inside
 from psgc.plan.planfile.reading import load_plan, read_plan
 from psgc.plan.planfile.runtime import why_not_run
 from psgc.plan.planfile.strict import parse_strictly
@@ -288,6 +288,21 @@ def test_a_plan_for_another_cluster_names_the_first_difference() -> None:
     for shape in (JobShape(), JobShape(2), JobShape(2, 2), JobShape(2, 2, 2, 1)):
         check_job(PLAN, shape, sizes, "this model")
     check_job(load_plan(str(GOLDEN / "version-1-layout.json")), JobShape(7, 7), {"w": 10000, "b": 7}, "this model")
+
+
+def test_nodes_whose_inside_is_not_the_plans_are_named() -> None:
+    pushed = ("intra.reduce_scatter", "inter.push", "inter.pull", "intra.all_gather")
+    buckets = (PlannedBucket(("c",), 5, 1, -1, "none", pushed),)
+    four = Cluster("c", 3, 4, Link(100.0, 5.0), Link(1.0, 20.0), 1, reduce_roots=(2, 3))
+    plan = Plan("m", "c", buckets, {}, four)
+    as_planned, unset = ((2, 3), 0), ((), 0)
+    assert other_inside(plan, (as_planned,) * 3) == ""
+    line = other_inside(plan, (as_planned, unset, ((1,), 0)))
+    assert line.startswith("the plan is for nodes with BYTEPS_REDUCE_ROOTS=2,3, which the workers of node 1, 2 have not: "), line
+    switches = replace(plan, machines=replace(four, reduce_roots=(), pcie_switch_size=2))
+    assert "BYTEPS_PCIE_SWITCH_SIZE=2, which the workers of node 0 have not" in other_inside(switches, (unset, ((), 2), ((), 2)))
+    for without in (replace(plan, buckets=BUCKETS), replace(plan, machines=None), replace(plan, machines=replace(four, reduce_roots=()))):
+        assert other_inside(without, (unset,) * 3) == ""
 
 
 JSON = st.recursive(

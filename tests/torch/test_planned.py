@@ -13,8 +13,11 @@ from torch import nn
 
 import psgc.torch as psgc
 from psgc.errors import LayoutMismatch, PsgcError, UsageError
+from psgc.plan.inputs.cluster import Cluster, Link
+from psgc.plan.model.plan import Plan, PlannedBucket
 from psgc.plan.planfile.reading import load_plan
 from psgc.plan.planfile.runtime import ENCODED, PLAIN
+from psgc.torch.plans.choice import Choice, plan_for
 
 MODEL = {"0.weight": 12, "0.bias": 4, "1.weight": 8, "1.bias": 2}
 
@@ -73,6 +76,19 @@ def test_the_layout_that_was_used_is_written_as_a_plan_which_gives_it_again(rank
     ranks.run(2, train, plan=str(first), layout_out=str(second))
     assert second.read_text() == first.read_text()
     assert sorted(step.tensors for step in ranks.steps) == sorted(step.tensors for step in steps)
+
+
+def test_rank_0_says_which_nodes_inside_is_not_what_a_plan_was_made_for(ranks: Any, caplog: pytest.LogCaptureFixture) -> None:
+    option = ("intra.reduce_scatter", "inter.push", "inter.pull", "intra.all_gather")
+    cluster = Cluster("c", 1, 2, Link(100.0, 5.0), Link(1.0, 20.0), 1, reduce_roots=(1,))
+    plan = Plan("m", "c", (PlannedBucket(("w",), 5, 1, 0, "none", option),), {}, cluster)
+    found = ranks.run(2, lambda _: plan_for(psgc.session.api.current_session(), Choice(plan=plan), "plan"))
+    said = [
+        record.getMessage()
+        for record in caplog.records
+        if "BYTEPS_REDUCE_ROOTS=1, which the workers of node 0 have not" in record.getMessage()
+    ]
+    assert found == [plan] * 2 and len(said) == 1
 
 
 def test_a_second_optimizers_layout_is_not_written_and_that_is_said(ranks: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from psgc.errors import UsageError
@@ -26,3 +26,24 @@ def check_job(plan: Plan, shape: JobShape, numel_by_name: Mapping[str, int], who
                 f"start the job that it is for"
             )
     check_fits(plan, numel_by_name, whose)
+
+
+def other_inside(plan: Plan, inside: Sequence[tuple[tuple[int, ...], int]]) -> str:
+    """A line on the nodes whose roots or switches are not those that the plan was made with; "" if there are none, or if the plan has no stage within nodes.
+    inside: of each node, its local ranks that are roots (() for all) and how many ranks are behind a switch (0: all)."""
+    machines = plan.machines
+    if (
+        machines is None
+        or not machines.inside
+        or not any(action.startswith("intra.") for bucket in plan.buckets for action in bucket.option)
+    ):
+        return ""
+    wanted = (machines.reduce_roots, machines.pcie_switch_size)
+    others = [str(node) for node, found in enumerate(inside) if found != wanted]
+    if not others:
+        return ""
+    settings = ", ".join(f"{name}={text}" for name, text in machines.inside.items())
+    return (
+        f"the plan is for nodes with {settings}, which the workers of node {', '.join(others)} have not: sums are right, but travel otherwise than planned; "
+        f"where the plan's file is not on a machine, or no launcher of psgc starts its workers, set the same there"
+    )

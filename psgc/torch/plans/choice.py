@@ -6,6 +6,7 @@ take rank 0's, and the scheduler compares what all ranks then declare, so that a
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import torch
 from psgc.errors import CodecError, UsageError
 from psgc.plan.model.level import SAFE, asks_auto, level_of
 from psgc.plan.model.plan import UNCOMPRESSED, Plan
+from psgc.plan.planfile.fits import other_inside
 from psgc.plan.planfile.runtime import check_runs, load_runnable
 from psgc.torch.plans.handed import hand_out, handed_out
 from psgc.torch.plans.rules import Rule, codec_by_rule, rule_of
@@ -23,6 +25,8 @@ from psgc.torch.session import without_effect
 from psgc.torch.tensors.byteps_options import seed_among
 from psgc.torch.tensors.codec_text import check_carries, codec_text, given_text
 from psgc.worker.session import Session
+
+logger = logging.getLogger(__name__)
 
 # Codec text, an object that has it, BytePS's options, a rule, a plan or its file; None for what the environment says.
 Given: TypeAlias = str | os.PathLike[str] | Plan | Rule | Mapping[str, Any] | Any | None
@@ -141,6 +145,8 @@ def plan_for(session: Session, choice: Choice, name: str) -> Plan | None:
         return plan
     if choice.plan is not None and session.rank == 0 and session.size > 1:
         hand_out(session, name, choice.plan)
+        if session.whole is session and (line := other_inside(choice.plan, session.ranks.inside)):
+            logger.warning("%s", line)
     return choice.plan
 
 
