@@ -88,6 +88,25 @@ def test_all_to_all_deals_out_pieces_of_shards() -> None:
     assert [task.resource for task in made if task.curve] == [CPU, GPU, GPU, GPU]
 
 
+def test_of_a_pair_the_first_encoding_is_by_the_push_codec_and_later_ones_are_by_the_pull_codec() -> None:
+    option = ("comp@gpu", "flat.all_to_all.c", "decomp@gpu", "comp@gpu", "flat.all_gather.c", "decomp@gpu")
+    slower = {"gpu": CostCurve((1.0, 2.0), (30.0, 60.0), (10.0, 20.0))}
+    pair = replace(CODEC, pull_bytes_per_element=2.0, pull_curves=slower)
+    made = [task for task in tasks(option, CLUSTER, pair) if task.resource != IN_FLIGHT]
+    alike = [task for task in tasks(option, CLUSTER, CODEC) if task.resource != IN_FLIGHT]
+    assert [pair.task_us(task, 16.0) for task in made if task.curve] == pytest.approx([48, 16, 60, 160])
+    assert [CODEC.task_us(task, 16.0) for task in alike if task.curve] == pytest.approx([48, 16, 6, 16])
+    assert made[1].per_element_us == pytest.approx(7 / 8 * PAYLOAD * 10 * 2 * 6 / 7)
+    assert made[4].per_element_us == pytest.approx(7 / 8 * 2.0 * 10)
+    over_servers = tasks(("comp@gpu", "flat.push.c", "flat.pull.c", "decomp@gpu"), CLUSTER, pair)
+    assert [pair.task_us(task, 16.0) for task in over_servers if task.resource == GPU] == pytest.approx([48, 160]), (
+        "the answer is the pull codec's"
+    )
+    floats_last = ("intra.reduce_scatter", "comp@gpu", "inter.push.c", "inter.pull.c", "intra.all_gather.c", "decomp@gpu")
+    gathered = next(task for task in tasks(floats_last, CLUSTER, pair) if task.action == "intra.all_gather.c")
+    assert gathered.per_element_us == pytest.approx(1 / 2 * 2.0), "answers that are passed on within the node"
+
+
 def test_of_a_flat_gather_the_roots_link_carries_what_comes_from_other_nodes() -> None:
     found = by_action("comp@gpu", "flat.gather.c", "flat.broadcast.c", "decomp@gpu")
     assert found["flat.gather.c"].per_element_us == pytest.approx(6 * PAYLOAD * 10)

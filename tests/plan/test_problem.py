@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from psgc.errors import UsageError
 from psgc.plan.inputs.cluster import Cluster, Link
 from psgc.plan.inputs.profile import CostCurve, Profile, TensorProfile
+from psgc.plan.local_search.space import Space
 from psgc.plan.methods.registry import find
 from psgc.plan.model.options import Constraints
 from psgc.plan.model.plan import PlannedBucket
@@ -98,6 +100,40 @@ def test_a_codecs_times_are_found_by_its_name_and_its_bytes_by_its_payloads() ->
     assert costs.pull_bytes_per_element == 4.0
     with pytest.raises(UsageError, match="codec int8: the profile has no times for it, but for onebit"):
         codec_costs("int8", PROFILE)
+
+
+def test_a_pair_has_the_times_of_both_halves() -> None:
+    """By hand: of 100 elements a server adds a onebit payload in 2 us each, and finishes the sum as int8 does, in 40 us."""
+    onebit = CostCurve((1.0, 100.0), (5.0, 5.0), (2.0, 2.0), ((1, (7.0, 7.0)), (4, (11.0, 11.0))))
+    int8 = CostCurve((100.0,), (40.0,), (20.0,))
+    curves = {
+        "onebit": {"cpu": onebit, "gpu": onebit, "server": onebit},
+        "int8": {"cpu": int8, "server": int8},
+        "none": {"cpu": int8, "server": int8},
+    }
+    profile = replace(PROFILE, codecs=curves)
+    pair, alone = codec_costs("onebit/int8:rotate=1", profile, 2), codec_costs("onebit", profile, 2)
+    assert pair.curves["cpu"] == onebit and pair.pull_curves == {"cpu": int8, "gpu": onebit, "server": int8}
+    assert pair.curves["server"].sum_us(1) == (pytest.approx(42), pytest.approx(42)) and pair.curves["server"].sum_us(4)[
+        1
+    ] == pytest.approx(46)
+    assert alone.pull_curves is None and alone.curves["server"].sum_us(4)[1] == 11
+    assert codec_costs("onebit/none", profile, 2).pull_curves == pair.pull_curves, "answers of floats are copied"
+    lacking = replace(PROFILE, codecs={"onebit": curves["onebit"]})
+    assert codec_costs("onebit/int8", lacking, 2).pull_curves is None, "as the push codec, where nothing is known of the other"
+
+
+def test_the_search_prices_each_half_as_the_simulation_does() -> None:
+    onebit, int8 = CostCurve((1.0, 100.0), (5.0, 9.0), (2.0, 2.0)), CostCurve((1.0, 100.0), (40.0, 70.0), (20.0, 30.0))
+    profile = replace(PROFILE, codecs={"onebit": {"gpu": onebit}, "int8": {"gpu": int8}})
+    two_codecs = (("a", codec_costs("int8", profile, 2)),)
+    asked = Problem(profile, CLUSTER, codec_costs("onebit/int8", profile, 2), Constraints(devices=("gpu",)), two_codecs)
+    space = Space(asked)
+    for number, option in enumerate(space.graph.options):
+        times = space.times(np.array([100.0, 50.0]), np.array([0, 1]))
+        for column, (size, codec) in enumerate(zip((100.0, 50.0), asked.codecs, strict=True)):
+            wanted = [us for _, _, us in asked.part_tasks(option, size, codec)]
+            assert [times[task, column] for task in space.tasks(np.array([number]))[0] if task >= 0] == pytest.approx(wanted), option
 
 
 def test_methods_go_by_name() -> None:

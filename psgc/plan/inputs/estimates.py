@@ -41,6 +41,7 @@ _CPU_NS: Final = {
 LOW_RANK: Final = "powersgd"
 CPU_CALL_US: Final = 10.0  # fixed time of a kernel's call
 UNCOMPRESSED: Final = "none"
+RELAY: Final = "relay"
 ASSUMED_GPU: Final = "v100"  # where gradients lie on a GPU that nobody names
 # What carriers cost where the profile does not say, and gradients lie in hosts' memory: over servers about as psgc profile --links measures them; collectives
 # through hosts' memory, half of what each of 64 parts of 16 KiB added to the quickest of 55 steps (reduce_scatter, all_gather; two workers, AMD EPYC, 2 cores,
@@ -112,7 +113,7 @@ class Timed(NamedTuple):
 
     def times(self, codec: str) -> str:
         """Whether the codec's times are measured or estimated, in a word."""
-        return "estimated" if {codec, _bare(codec)} & self.estimated else "measured"
+        return "estimated" if {codec, *_halves(codec)} & self.estimated else "measured"
 
 
 Measured = Callable[[Profile, str], tuple[Profile, str]]  # adds codec times measured on a GPU of this name, and says where they come from
@@ -125,7 +126,7 @@ def with_codec_times(
 
     A codec has times on GPUs where gradients lie there (or where the profile does not say that they lie elsewhere), and on CPUs.
     gpu: the board, if not the one that the profile's hardware names; memory_gbps: bandwidth of its memory, if not that of a known one."""
-    wanted = dict.fromkeys(_bare(name) for name in names if _bare(name) != UNCOMPRESSED)
+    wanted = dict.fromkeys(half for name in names for half in _halves(name))
     notes, on_gpus = [], frozenset[str]()
     if profile.device != "cpu":
         board = gpu or profile.hardware.partition(",")[0]
@@ -253,6 +254,11 @@ def _board(name: str) -> str:
 
 def _words(name: str) -> list[str]:
     return re.findall(r"[a-z0-9]+", name.partition(",")[0].lower())
+
+
+def _halves(name: str) -> list[str]:
+    """The codecs of a pair, or the one, without parameters, that have times: not ``none``, and not ``relay``, by which nothing is encoded."""
+    return list(dict.fromkeys(bare for half in name.split("/") if (bare := _bare(half)) not in (UNCOMPRESSED, RELAY)))
 
 
 def _bare(name: str) -> str:

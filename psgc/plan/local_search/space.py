@@ -283,7 +283,9 @@ class Space:
         for atom in self.graph.atoms:
             numbers = []
             for task in zip(*[problem.price(atom, codec) for codec in self.codecs], strict=True):
-                number = place.setdefault(task[0][1:] + tuple([(each.per_element_us, each.points) for each in task[1:]]), len(place))
+                number = place.setdefault(
+                    task[0][1:] + tuple([(each.per_element_us, each.points, each.curve) for each in task[1:]]), len(place)
+                )
                 if number == len(self.distinct):
                     self.distinct.append(task)
                 numbers.append(number)

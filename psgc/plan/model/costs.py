@@ -25,7 +25,8 @@ Roots and switches. If a node has reduction roots, only these own shards of its 
 their whole gradient to the roots and exchange nothing else. If its GPUs are behind several PCIe switches, floats are summed behind each switch first,
 over ``[intra]``, and then between the switches, slice by slice, through the host's memory (``[host]``, or ``[intra]`` if that is not given).
 Codecs. Decoding costs time for each piece: the p payloads of an all-gather have p times as many elements as one. A node's CPU works for its active
-ranks one after the other. If the cluster says how many threads workers have, each worker encodes and decodes that many parts at once. A server
+ranks one after the other. Of a pair ``push/pull``, the first encoding of an option is by the push codec, and all later ones are by the pull codec, servers'
+included: so are bytes and times. If the cluster says how many threads workers have, each worker encodes and decodes that many parts at once. A server
 sums as many parts at once as it has threads.
 Copies. If the cluster has a link between a GPU and its host, gradients are on the GPU, and copies pass that link, which has a lane for each
 direction: to the host before the CPU encodes or decodes and before a push; to the GPU before it encodes or decodes, before a collective within a node,
@@ -75,6 +76,7 @@ IN_FLIGHT: Final = -3  # a message's latency, and what a server's own link and p
 _HELD: Final = {BOTH_WAYS: (SEND, RECEIVE), ALL_LINKS: (INTRA, SEND, RECEIVE), IN_FLIGHT: ()}
 NO_COPIES, COPIES, ALL_ON_HOSTS = range(3)
 RAW: Final = "raw:"  # prefix of a curve's name: the times of ``none``
+PULL: Final = "pull:"  # and those of the pull codec
 FLOAT_BYTES: Final = 4.0
 
 
@@ -91,13 +93,15 @@ def threads(cluster: Cluster) -> tuple[int, ...]:
 
 class Held(NamedTuple):
     """What a rank holds between two actions. shards: the groups over which elements are split, innermost last; pieces: the groups whose ranks'
-    payloads lie side by side; root_only: only one rank of each node holds anything; on_host: the bytes lie in the host's memory, not the GPU's."""
+    payloads lie side by side; root_only: only one rank of each node holds anything; on_host: the bytes lie in the host's memory, not the GPU's; again: the
+    first encoding is over, so that payloads are the pull codec's."""
 
     shards: tuple[str, ...] = ()
     pieces: tuple[str, ...] = ()
     encoded: bool = False
     root_only: bool = False
     on_host: bool = False
+    again: bool = False
 
 
 class Atom(NamedTuple):
@@ -115,7 +119,8 @@ class Task(NamedTuple):
     """One action on one resource. It takes ``fixed_us + per_element_us * n`` for n elements, or what ``points`` say, or ``factor`` times what a codec's
     curve says for ``share * times * n`` elements.
 
-    curve: "" for none, else "gpu.encode", "cpu.decode", "server.sum:4" (a server's pass over 4 payloads), ..., with the prefix RAW if nothing is encoded.
+    curve: "" for none, else "gpu.encode", "cpu.decode", "server.sum:4" (a server's pass over 4 payloads), ..., with the prefix RAW if nothing is encoded,
+    PULL for the pull codec's.
     points: microseconds by elements of the bucket, linear between them, as a CostCurve has them; () for none."""
 
     action: str
@@ -137,9 +142,10 @@ class Task(NamedTuple):
 class CodecCosts:
     """What a plan needs to know of a codec.
 
-    bytes_per_element:      of payloads that workers send.
-    pull_bytes_per_element: of payloads that servers answer with; None: the same.
+    bytes_per_element:      of payloads of an option's first encoding.
+    pull_bytes_per_element: of payloads of later encodings, and of those that servers answer with; None: the same.
     curves:                 times by device. ``server`` decodes to add one payload, and encodes to finish the sum; without it ``cpu`` counts.
+    pull_curves:            times of later encodings, on the same devices; None: the same.
     raw:                    the curves of ``none``, by device.
     carriers:               what carriers cost, by name."""
 
@@ -149,6 +155,20 @@ class CodecCosts:
     pull_bytes_per_element: float | None = None
     raw: Mapping[str, CostCurve] = field(default_factory=dict)
     carriers: Mapping[str, CarrierCosts] = field(default_factory=dict)
+    pull_curves: Mapping[str, CostCurve] | None = None
+
+    @property
+    def back(self) -> float:
+        """Bytes per element of payloads that are not of the first encoding."""
+        return self.bytes_per_element if self.pull_bytes_per_element is None else self.pull_bytes_per_element
+
+    def held_bytes(self, held: Held) -> float:
+        """Bytes per element of what a rank holds."""
+        return FLOAT_BYTES if not held.encoded else self.back if held.again else self.bytes_per_element
+
+    def prefix(self, held: Held) -> str:
+        """Of the curve by which a payload is written or read after what a rank holds."""
+        return PULL if held.again and self.pull_curves is not None else ""
 
     def device(self, name: str) -> CostCurve:
         curve = self.curves.get(name) or (self.curves.get("cpu") if name == "server" else None)
@@ -166,7 +186,7 @@ class CodecCosts:
 
     def has(self, task: Task) -> bool:
         """Whether the codec has times for the task."""
-        device = task.curve.partition(".")[0]
+        device = task.curve.partition(".")[0].removeprefix(PULL)
         return not task.curve or device.startswith(RAW) or (self.served if device == "server" else device in self.curves)
 
     def task_us(self, task: Task, numel: float) -> float:
@@ -187,8 +207,10 @@ class CodecCosts:
         """The sizes in elements, and the microseconds, of the points of a task's curve."""
         if task.points:
             return task.points
-        device, _, verb = task.curve.removeprefix(RAW).partition(".")
+        device, _, verb = task.curve.removeprefix(RAW).removeprefix(PULL).partition(".")
         curve = self.raw_device(device) if task.curve.startswith(RAW) else self.device(device)
+        if task.curve.startswith(PULL) and self.pull_curves is not None:
+            curve = self.pull_curves.get(device, curve)
         us = curve.encode_us if verb == "encode" else curve.decode_us if verb == "decode" else curve.sum_us(float(verb.partition(":")[2]))
         return curve.numel, us if task.factor == 1 else tuple(each * task.factor for each in us)
 
@@ -202,9 +224,11 @@ def walk(option: Option, copies: int = NO_COPIES) -> tuple[tuple[Atom, ...], Hel
     set."""
     held, atoms = Held(), []
     for number, action in enumerate(option):
-        atoms.append(Atom(action, held, copies != NO_COPIES and number == len(option) - 1))
+        # Of floats it makes no difference what they have been, and atoms that are the same are shared by options.
+        seen = held if held.encoded or "@" in action else held._replace(again=False)
+        atoms.append(Atom(action, seen, copies != NO_COPIES and number == len(option) - 1))
         held = _then(action, held, copies)
-    return tuple(atoms), held
+    return tuple(atoms), held._replace(again=False)
 
 
 @functools.cache  # thousands of options consist of a few hundred actions after what was held before
@@ -229,8 +253,10 @@ def _after(action: str, held: Held) -> Held:
     if action.startswith("comp@"):
         return held._replace(encoded=True)
     if action.startswith("decomp@"):
-        return held._replace(encoded=False, pieces=())
+        return held._replace(encoded=False, pieces=(), again=True)
     level, operation = action.split(".")[:2]
+    if action.endswith(".pull.c"):
+        held = held._replace(again=True)
     if operation == "all_gather" and held.shards[-1:] == (level,):  # puts shards together
         return held._replace(shards=held.shards[:-1])
     if operation in ("reduce_scatter", "all_to_all"):
@@ -257,7 +283,7 @@ def price(atom: Atom, cluster: Cluster, codec: CodecCosts, collectives: Collecti
     made = _work(action, held, share, pieces, cluster, codec, collectives, sharing)
     if cluster.host is None:
         return made
-    size = share * pieces * (codec.bytes_per_element if held.encoded else FLOAT_BYTES)
+    size = share * pieces * codec.held_bytes(held)
     level, operation = ("", "") if "@" in action else action.split(".")[:2]
     on_hosts = bool(level) and copies_of(cluster) == ALL_ON_HOSTS
     if action.endswith("@cpu") or operation in ("push", "pull") or on_hosts:
@@ -290,7 +316,7 @@ def _work(
 ) -> list[Task]:  # fmt: skip
     """An atom's tasks, without the copies between GPU and host."""
     if "@" in action:
-        made = _codec_task(action, share, pieces, _turns(_active(held, cluster), cluster) if sharing is None else 1.0)
+        made = _codec_task(action, share, pieces, _turns(_active(held, cluster), cluster) if sharing is None else 1.0, codec.prefix(held))
         return _beside_backward(made, _active(held, cluster), cluster, sharing)
     level, operation = action.split(".")[:2]
     if operation in ("push", "pull"):
@@ -298,7 +324,7 @@ def _work(
     ranks = _ranks(level, cluster)
     if ranks == 1:
         return []
-    size = share * pieces * (codec.bytes_per_element if held.encoded else FLOAT_BYTES)
+    size = share * pieces * codec.held_bytes(held)
     carrier = _carrier_of(level, cluster, codec, collectives).with_members(ranks)
     begun = _handling(action, carrier.each_us, carrier.each_us, _active(held, cluster), cluster, sharing)
     late = [Task(action, IN_FLIGHT, carrier.late_us, 0.0)] if carrier.late_us else []
@@ -448,13 +474,13 @@ def _turns(active: int, cluster: Cluster) -> float:
     return max(1.0, active / cluster.cores) if cluster.cores else 1.0
 
 
-def _codec_task(action: str, share: float, pieces: float, turns: float) -> Task:
-    """The task that encodes or decodes. Each rank has its own GPU, but a node's ranks share its CPU."""
+def _codec_task(action: str, share: float, pieces: float, turns: float, prefix: str) -> Task:
+    """The task that encodes or decodes. Each rank has its own GPU, but a node's ranks share its CPU. prefix: of the curve's name."""
     verb, _, device = action.partition("@")
     resource, ranks = (GPU, 1.0) if device == "gpu" else (CPU, turns)
     if verb == "comp":
-        return Task(action, resource, 0.0, 0.0, f"{device}.encode", share, ranks)
-    return Task(action, resource, 0.0, 0.0, f"{device}.decode", share, pieces * ranks)
+        return Task(action, resource, 0.0, 0.0, f"{prefix}{device}.encode", share, ranks)
+    return Task(action, resource, 0.0, 0.0, f"{prefix}{device}.decode", share, pieces * ranks)
 
 
 def _ranks_on_the_link(level: str, operation: str, cluster: Cluster, held: Held, straight: bool) -> float:
@@ -488,8 +514,7 @@ def _with_server(action: str, cluster: Cluster, held: Held, share: float, codec:
         worker, server, alone = worker * away, of_a_node * everybody / servers * away, alone * away
     latency = max(cluster.inter.latency_us, cluster.server_link.latency_us)
     push = ".push" in action
-    back = codec.bytes_per_element if codec.pull_bytes_per_element is None else codec.pull_bytes_per_element
-    size = share * ((codec.bytes_per_element if push else back) if held.encoded else FLOAT_BYTES)
+    size = share * codec.held_bytes(held if push else held._replace(again=True))
     held_us = size * max(worker, server)
     link = BOTH_WAYS if cluster.servers_on_nodes else SEND if push else RECEIVE
     busy_us = carrier.each_us * max(1.0, everybody / servers)

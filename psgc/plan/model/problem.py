@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from psgc.errors import UsageError
 from psgc.plan.inputs.cluster import Cluster
 from psgc.plan.inputs.correction import corrected_links
 from psgc.plan.inputs.estimates import through_hosts
-from psgc.plan.inputs.profile import F64, PUBLISHED_BYTES, V100_CODECS, CostCurve, Profile
+from psgc.plan.inputs.profile import F64, PUBLISHED_BYTES, V100_CODECS, CostCurve, Profile, on_curve
 from psgc.plan.model import costs, options
 from psgc.plan.model.bucketing import Tensors
 from psgc.plan.model.collectives import BETWEEN_GPUS, IN_HOSTS_MEMORY, LIBRARY, RINGS, Collectives
@@ -28,14 +28,17 @@ from psgc.plan.model.options import Constraints, Option
 from psgc.plan.model.plan import UNCOMPRESSED, Plan, PlannedBucket, check_fits
 from psgc.plan.model.timeline import Chains, Ints, Timeline, chains_of, run
 
+if TYPE_CHECKING:
+    from psgc.codecs.scheme import Round
+
 _SAMPLE: Final = 1 << 20
 
 
 def codec_costs(name: str, profile: Profile, workers: int = 1) -> CodecCosts:
     """A codec's payload bytes per element, and its encode and decode times from the profile.
 
-    A ``push/pull`` pair takes the times of both halves. ``none`` has no encode or decode times, so no device can encode with it.
-    Raises CodecError for an unknown codec, and UsageError for a codec without times in the profile."""
+    A ``push/pull`` pair has the bytes and times of both halves; where the profile has no times of the pull codec, those of the push codec. ``none``
+    has no encode or decode times, so no device can encode with it. Raises CodecError for an unknown codec, and UsageError for a codec without times in the profile."""
     raw = profile.codecs.get(UNCOMPRESSED, {})
     carriers = profile.all_carriers
     if name == UNCOMPRESSED:
@@ -55,7 +58,14 @@ def codec_costs(name: str, profile: Profile, workers: int = 1) -> CodecCosts:
     rounds = scheme.rounds(sample)
     push = sum(round_.pair.push.payload_bound(round_.numel) for round_ in rounds) / sample
     pull = sum(round_.pair.pull.payload_bound(round_.numel) for round_ in rounds) / sample
-    return CodecCosts(scheme.canonical, push, curves, pull, raw, carriers)
+    answers = _of_pull(rounds, profile)
+    if answers is None:
+        return CodecCosts(scheme.canonical, push, curves, pull, raw, carriers)
+    again = {device: answers.get(device, curve) for device, curve in curves.items()}
+    adds, finishes = (of.get("server") or of.get("cpu") for of in (curves, answers))
+    if adds is not None and finishes is not None:
+        curves = {**curves, "server": _answered(adds, finishes)}
+    return CodecCosts(scheme.canonical, push, curves, pull, raw, carriers, again)
 
 
 def _check_shapes(name: str, profile: Profile) -> None:
@@ -68,8 +78,26 @@ def _check_shapes(name: str, profile: Profile) -> None:
         )
 
 
+def _of_pull(rounds: Sequence[Round], profile: Profile) -> Mapping[str, CostCurve] | None:
+    """The curves of the pull codec of one round; None if it is the push codec, or the profile has no times of it."""
+    pair = rounds[0].pair
+    if len(rounds) > 1 or pair.push.canonical == pair.pull.canonical:
+        return None
+    text = pair.pull.canonical
+    return profile.codecs.get(text) or profile.codecs.get(text.partition(":")[0])
+
+
+def _answered(adds: CostCurve, finishes: CostCurve) -> CostCurve:
+    """A server's curve where payloads are of one codec and the sum is encoded by another."""
+    sizes = np.array(sorted({*adds.numel, *finishes.numel}))
+    finish = finishes.encode_all(sizes)
+    own = adds.encode_all(sizes)
+    passes = tuple((count, tuple((np.maximum(on_curve(adds.numel, us, sizes) - own, 0.0) + finish).tolist())) for count, us in adds.passes)
+    return CostCurve(tuple(sizes.tolist()), tuple(finish.tolist()), tuple(adds.decode_all(sizes).tolist()), passes)
+
+
 def _curves(name: str, canonical: str, profile: Profile) -> Mapping[str, CostCurve]:
-    """The codec's curves in the profile, looked up by its text, then its canonical form, then its name without parameters."""
+    """The curves in the profile of a codec, or of a pair's push codec, looked up by its text, then its canonical form, then its name without parameters."""
     bare = canonical.partition("/")[0].partition(":")[0]
     for text in (name, canonical, canonical.partition("/")[0], bare):
         if text in profile.codecs:

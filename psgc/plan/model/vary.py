@@ -85,11 +85,12 @@ def _profile(profile: Profile, change: Change) -> Profile:
 def _codec(codec: CodecCosts, change: Change) -> CodecCosts:
     if change.codec == change.compute == change.payload == 1:
         return codec
-    curves: Mapping[str, CostCurve] = {
-        device: curve.scaled(change.codec / (change.compute if device == "gpu" else 1)) for device, curve in codec.curves.items()
-    }
+
+    def scaled(curves: Mapping[str, CostCurve]) -> Mapping[str, CostCurve]:
+        return {device: curve.scaled(change.codec / (change.compute if device == "gpu" else 1)) for device, curve in curves.items()}
+
     back = codec.pull_bytes_per_element
     return replace(
-        codec, curves=curves, bytes_per_element=codec.bytes_per_element * change.payload,
-        pull_bytes_per_element=None if back is None else back * change.payload,
+        codec, curves=scaled(codec.curves), pull_curves=None if codec.pull_curves is None else scaled(codec.pull_curves),
+        bytes_per_element=codec.bytes_per_element * change.payload, pull_bytes_per_element=None if back is None else back * change.payload,
     )  # fmt: skip

@@ -37,7 +37,6 @@ def placed(problem: Problem, buckets: Sequence[PlannedBucket]) -> tuple[PlannedB
 def _part_bytes(problem: Problem, bucket: PlannedBucket) -> list[float]:
     """The bytes of each part that one rank pushes and pulls."""
     codec = problem.codec_of(bucket)
-    back = codec.bytes_per_element if codec.pull_bytes_per_element is None else codec.pull_bytes_per_element
     push = codec.bytes_per_element if any(".push.c" in action for action in bucket.option) else FLOAT_BYTES
-    pull = back if any(".pull.c" in action for action in bucket.option) else FLOAT_BYTES
+    pull = codec.back if any(".pull.c" in action for action in bucket.option) else FLOAT_BYTES
     return [numel * (push + pull) for numel in bucket.part_sizes()]
