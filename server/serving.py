@@ -7,7 +7,6 @@ the standby has it, where there is one.
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
@@ -18,6 +17,7 @@ from psgc.config import Config
 from psgc.errors import PsgcError, RemoteProtocolError
 from psgc.layout import Layout, key_text
 from psgc.observe.server_trace import ServerTrace
+from psgc.processes.cores import usable_cores
 from psgc.processes.mailbox import Mailbox
 from psgc.processes.pool import threads_of
 from psgc.server.blocks import Written
@@ -51,7 +51,7 @@ class Serving:
         self.state: ServerState | None = None
         self.replica: Replica | None = None
         self._works: dict[int, KeyWork] = {}
-        self.engine = Engine(config.server_threads or threads_of(os.cpu_count() or 1), self._from_pool, self._broken, trace)
+        self.engine = Engine(config.server_threads or threads_of(usable_cores()), self._from_pool, self._broken, trace)
         self.wire_bytes = 0
 
     @property

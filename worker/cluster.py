@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections import Counter
@@ -21,6 +20,7 @@ from psgc.layout import OF_MODELS, Declaration, Layout, build_layout
 from psgc.layout.backup import check_backup
 from psgc.layout.byteps_hash import HashPlacement
 from psgc.observe.figures import Figures
+from psgc.processes.cores import cores_of_node, usable_cores
 from psgc.processes.descriptors import raise_limit
 from psgc.processes.pool import threads_of
 from psgc.program.groups import Groups
@@ -377,8 +377,8 @@ class ClusterSession(SessionWithOutcome):
 
 
 def pool_threads(config: Config) -> int:
-    """How many threads encode and decode."""
-    return config.cpu_threads or threads_of(os.cpu_count() or 1, config.local_size)
+    """How many threads encode and decode: this worker's share of the node's cores, and no more than it may run on."""
+    return config.cpu_threads or min(usable_cores(), threads_of(cores_of_node(bool(config.launcher)), config.local_size))
 
 
 SESSION: Final = ClusterSession  # of the row in psgc/wire/carriers.py

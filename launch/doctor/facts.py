@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import platform
 import resource
 import socket
@@ -21,6 +20,7 @@ from psgc.launch.job.planned import plan_here
 from psgc.launch.topology import Topology
 from psgc.plan.model.level import asks_auto
 from psgc.processes.addresses import is_loopback, lookup, unmapped
+from psgc.processes.cores import usable_cores
 
 PACKAGES: Final = ("torch", "numpy", "numba", "pyzmq")
 # Settings that must have one value in the whole job, and those that all workers must agree on: fields of Config.
@@ -111,7 +111,7 @@ def collect(
         settings={name: getattr(config, name) for name in (*EVERYWHERE, *(ON_WORKERS if worker else ()))},
         plan=("auto" if asks_auto(config.plan) else "file" if config.plan else "") if worker else "", plan_bytes=_plan_bytes(config.plan),
         versions={"python": platform.python_version(), "psgc": __version__, "libzmq": zmq.zmq_version(), **_versions()},
-        curve=zmq.has("curve"), cryptography=_installed("cryptography"), cores=len(os.sched_getaffinity(0)), memory=_memory(),
+        curve=zmq.has("curve"), cryptography=_installed("cryptography"), cores=usable_cores(), memory=_memory(),
         memlock=_limit(resource.RLIMIT_MEMLOCK), files=_limit(resource.RLIMIT_NOFILE), cache=str(cache_folder() or ""),
         gpus=tuple(gpu.name for gpu in machine.gpus), nccl=_nccl() if machine.gpus else "",
         rdma=any(env.get(name, "0").strip() not in ("", "0", "zmq") for name in ("DMLC_ENABLE_RDMA", "DMLC_ENABLE_UCX")),

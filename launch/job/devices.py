@@ -12,8 +12,9 @@ MODES: Final = ("inherited", "listed", "own")
 
 def local_size(env: Mapping[str, str]) -> int:
     """Worker processes on this node: BYTEPS_LOCAL_SIZE, else one for each visible device, else one."""
-    if env.get("BYTEPS_LOCAL_SIZE", "").isdigit():
-        return max(1, int(env["BYTEPS_LOCAL_SIZE"]))
+    asked = env.get("BYTEPS_LOCAL_SIZE", "").strip()
+    if asked.isdigit():
+        return max(1, int(asked))
     return len(_listed(env)) or 1
 
 

@@ -5,8 +5,9 @@ threads and with other workers. On two cores, two workers and a server, busy oth
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
+
+from psgc.processes.cores import usable_cores
 
 
 def shared_cores(env: Mapping[str, str], workers: int, pinned: bool = False) -> dict[str, str]:
@@ -14,5 +15,5 @@ def shared_cores(env: Mapping[str, str], workers: int, pinned: bool = False) -> 
     separate cores."""
     wanted = {"OMP_WAIT_POLICY": "passive"}
     if workers > 1 and not pinned and not env.get("BYTEPS_VISIBLE_CPU_CORES", "").strip():  # else OpenMP sees which cores it has
-        wanted["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // workers))
+        wanted["OMP_NUM_THREADS"] = str(max(1, usable_cores() // workers))
     return {name: value for name, value in wanted.items() if not env.get(name, "").strip()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from psgc.plan.inputs.carriers import TCP
 from psgc.plan.inputs.cluster import TCP_SHARE, Cluster, Link
 from psgc.plan.inputs.observed import LEAST_ITERATIONS
 from psgc.plan.inputs.profile import Curves, Profile, computed_profile
+from psgc.processes.cores import usable_cores
 from psgc.transport.registry import choices
 
 CURVE_SIZES: Final = tuple(1 << power for power in range(12, 25, 2))  # elements: 16 KB to 64 MB of fp32
@@ -186,7 +186,7 @@ def cluster_of(request: Request, found: Profile, topology: Topology) -> tuple[Cl
     assert inter is not None, "a cluster needs a link"
     within = measured or inter  # with one worker a node nothing travels there
     source = "links as given to psgc profile" if given else f"psgc profile on {found.hardware}"
-    cores = os.cpu_count() or 1
+    cores = usable_cores()
     gpus = len(topology.gpus) if given else 0
     comments = {
         "inter": f"as given, less frames' headers: TCP carries {TCP_SHARE:.3f} of a link" if given else "measured",

@@ -63,6 +63,7 @@ def advise(
     if tokens is not None and not 1 <= tokens <= MOST_TOKENS:
         raise UsageError(f"advise: --tokens {tokens}: expected at least 1, and {MOST_TOKENS} at most")
     with progress(as_json):
+        from psgc.codecs.common.texts import split_texts
         from psgc.launch.gpu_results import with_measured_codecs
         from psgc.plan.inputs.estimates import cluster_of, located
         from psgc.plan.whatif import advise as advising
@@ -76,7 +77,7 @@ def advise(
         raise UsageError(f"advise: --quality {quality!r}: choose one of {', '.join(LEVELS)}")
     given, device = located(_profile(model, profile, gpu, tokens, goodput=goodput), gpu)
     cluster = cluster_of(gpu or given.hardware, nodes, gpus_per_node, link, latency_us, servers, intra, cores, host)
-    named = tuple(codecs.split(",")) if codecs else ()
+    named = tuple(split_texts(codecs or ""))
     if memory is not None and not 0 < memory <= MOST_MEMORY_GBPS:
         raise UsageError(f"advise: --memory {memory:g}: expected GB/s above 0, and {MOST_MEMORY_GBPS:g} at most")
     found = advising.advise(

@@ -25,6 +25,7 @@ from psgc.launch.tables import print_table, progress
 from psgc.launch.topology import Topology, detect, switch_size
 from psgc.launch.topology.describe import rows as rows_of
 from psgc.processes.addresses import join
+from psgc.processes.cores import usable_cores
 
 Finding = tuple[bool, str]
 PACKAGES = {"numpy": (1, 26), "numba": (0, 60), "pyzmq": (26,), "torch": (2, 4)}
@@ -208,7 +209,7 @@ def _memory() -> Finding:
 
 
 def _cores() -> Finding:
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     return cores >= 2, str(cores)
 
 

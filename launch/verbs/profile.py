@@ -102,9 +102,10 @@ def profile(
 
 def _codec_list(text: str | None) -> tuple[str, ...]:
     """The codecs that ``--codecs`` names, or the usual ones. Raises CodecError for an unknown codec."""
+    from psgc.codecs.common.texts import split_texts
     from psgc.launch.profiling.curves import DEFAULT_CODECS, curve_codecs
 
-    return DEFAULT_CODECS if text is None else tuple(curve_codecs([word for word in text.split(",") if word.strip()]))
+    return DEFAULT_CODECS if text is None else tuple(curve_codecs(split_texts(text)))
 
 
 def _given_link(gbps: float | None, latency_us: float | None) -> Link | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from psgc.codecs.codec import DTYPES, FLOATS
+from psgc.codecs.common.texts import split_texts
 from psgc.codecs.registry import parse_codec, parse_pair, parse_scheme, registered_aliases, registered_codecs
 from psgc.codecs.scheme import BucketContext
 from psgc.codecs.table import ROWS
@@ -206,3 +207,12 @@ def test_a_count_beyond_the_bucket_is_refused_and_names_codec_parameter_and_tens
     ):
         parse_scheme(text, context)
     assert parse_scheme(text.replace("13", "12").replace("k=4", "k=3"), context)
+
+
+def test_a_list_of_codecs_has_commas_between_codecs_and_between_parameters() -> None:
+    assert split_texts("") == split_texts(" , ") == []
+    assert split_texts("int8, onebit") == ["int8", "onebit"]
+    assert split_texts("int8:ef=0,rotate=1,onebit:ef=0, scale=unit/int8:rotate=1,ef=0,topk:k=0.02,none") == [
+        "int8:ef=0,rotate=1", "onebit:ef=0,scale=unit/int8:rotate=1,ef=0", "topk:k=0.02", "none",
+    ]  # fmt: skip
+    assert split_texts("rotate=1,int8") == ["rotate=1", "int8"], "which the parser then refuses"

@@ -193,6 +193,7 @@ def test_a_server_ends_on_sigterm_and_leaves_nothing(launched: Any) -> None:
         ({"CUDA_VISIBLE_DEVICES": "4,5"}, 2),
         ({"NVIDIA_VISIBLE_DEVICES": "all", "CUDA_VISIBLE_DEVICES": "4,5"}, 2),
         ({"NVIDIA_VISIBLE_DEVICES": "0,1,2", "BYTEPS_LOCAL_SIZE": "1"}, 1),
+        ({"NVIDIA_VISIBLE_DEVICES": "0,1,2", "BYTEPS_LOCAL_SIZE": " 2 "}, 2),
     ],
 )
 def test_there_is_a_worker_for_each_visible_device_unless_told_otherwise(env: dict[str, str], size: int) -> None:

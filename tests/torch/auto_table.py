@@ -76,7 +76,7 @@ class Table(measuring.Measuring):
     def within_node_gbps(self, ranks: int, cores: int) -> float:
         return WITHIN_GBPS
 
-    def cores(self) -> int:
+    def cores(self, launched: bool) -> int:
         return CORES
 
     def compute_threads(self) -> int:

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from psgc.errors import CodecError
+
+
+def split_texts(text: str) -> list[str]:
+    """The codecs of a list with commas, in which a codec's parameters have commas, too: what begins with ``key=`` belongs to the codec before it."""
+    found: list[str] = []
+    for piece in filter(None, map(str.strip, text.split(","))):
+        if found and re.match(r"[^:/=]+=", piece):
+            found[-1] += f",{piece}"
+        else:
+            found.append(piece)
+    return found
 
 
 def split_text(text: str) -> tuple[str, dict[str, str]]:

@@ -91,7 +91,7 @@ class Costs:
     def machines(self) -> Machines:
         session = self._exchange.session
         sizes, config = session.ranks.node_sizes, session.config
-        cores, gpu = self._measuring.cores(), self._gpu
+        cores, gpu = self._measuring.cores(bool(config.launcher)), self._gpu
         here = config.root_host.startswith("127.") or config.root_host == "localhost"  # all members find the scheduler on this machine
         over_tcp = len(sizes) > 1 or bool(config.link_mbit) or config.transport == "tcp"  # groups of several nodes do
         machines = Machines(

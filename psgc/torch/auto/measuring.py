@@ -5,13 +5,13 @@ Every time that ``auto`` decides by comes from one ``Measuring``. Times of a GPU
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 
 import torch
 
 from psgc.plan.inputs.profile import Curves
+from psgc.processes.cores import cores_of_node
 from psgc.torch.gradients.profiler import Clock, clock_for
 from psgc.torch.plans.calibrating import measured_curves, within_node_gbps
 
@@ -35,9 +35,9 @@ class Measuring:
         """The rate at which so many ranks of a node sum in its memory."""
         return within_node_gbps(ranks, cores)
 
-    def cores(self) -> int:
-        """Cores of this node."""
-        return os.cpu_count() or 1
+    def cores(self, launched: bool) -> int:
+        """Cores that the processes of this node share. launched: see ``cores_of_node``."""
+        return cores_of_node(launched)
 
     def compute_threads(self) -> int:
         """Threads that a rank computes with, where gradients lie in hosts' memory."""
