@@ -85,6 +85,16 @@ def test_a_profile_survives_its_json() -> None:
     assert (profile.numel, profile.backward_us) == (17, 4.5)
 
 
+def test_gradients_of_four_bytes_an_element_are_as_they_always_were_and_others_say_so() -> None:
+    tensors = [{"name": "a", "numel": 10, "ready_us": 0.0}, {"name": "b", "numel": 30, "ready_us": 1.0, "itemsize": 2}]
+    profile = read_profile(PROFILE | {"tensors": tensors}, "p.json")
+    assert profile.to_json()["tensors"] == tensors and read_profile(profile.to_json(), "again") == profile
+    assert (profile.itemsizes, profile.bytes_per_element, profile.itemsize_of) == ((2, 4), 2.5, {"a": 4, "b": 2})
+    assert (
+        profile.slower(2.0).itemsize_of == profile.itemsize_of and profile.narrowed(2).itemsizes == (2,) and profile.narrowed(4) is profile
+    )
+
+
 def test_what_was_measured_beside_tensors_survives_the_json() -> None:
     measured = {
         "spread": {"backward_us": {"median": 4.5, "iqr": 0.5}}, "overheads": {"part_us": 300.0},
@@ -113,6 +123,7 @@ def test_what_was_measured_beside_tensors_survives_the_json() -> None:
         ({"links": {"loopback": {"gbps": 0, "latency_us": 1}}}, "field links.loopback.gbps is 0, expected a number above 0"),
         ({"tensors": [{"name": "a", "numel": -3, "ready_us": 0}]}, "tensors[0]: numel of 'a' is -3"),
         ({"tensors": [{"name": "a", "numel": 3, "ready_us": "now"}]}, "tensors[0]: ready_us of 'a' is 'now'"),
+        ({"tensors": [{"name": "a", "numel": 3, "ready_us": 0, "itemsize": 3}]}, "itemsize of 'a' is 3, expected one of 1, 2, 4, 8, 16"),
         ({"tensors": [{"numel": 3}]}, "tensors[0]: expected a tensor with name, numel and ready_us"),
         ({"tensors": [{"name": "a", "numel": 1, "ready_us": 5}, {"name": "b", "numel": 1, "ready_us": 4}]}, "'b' is ready before 'a'"),
         ({"tensors": [{"name": "a", "numel": 1, "ready_us": 5}, {"name": "a", "numel": 1, "ready_us": 5}]}, "two tensors are named 'a'"),

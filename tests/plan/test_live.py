@@ -11,7 +11,7 @@ from psgc.errors import UsageError
 from psgc.plan.inputs.cluster import Link
 from psgc.plan.inputs.profile import CostCurve, Profile, TensorProfile
 from psgc.plan.live.levels import FINE, all_candidates, candidates, stage_of
-from psgc.plan.live.outlook import MOST_GBPS, PLAN, Machines, fitted_gbps, loss_of_name, outlook
+from psgc.plan.live.outlook import MOST_GBPS, PLAN, Machines, fitted_gbps, loss_of_name, outlook, with_costs
 from psgc.plan.live.steering import CALM, CHECKS, MOST_RECHECK, MOST_SWITCHES, QUICKER_WINDOWS, REFILL, ROUND, TRIAL_STEPS, WINDOW, Steering
 from psgc.plan.model.level import EXACT, FAST, SAFE, asks_auto, level_of
 from psgc.plan.model.options import over_groups
@@ -259,6 +259,24 @@ def test_a_job_that_compresses_is_tried_uncompressed_where_that_is_asked_for_or_
     found = outlook(slow, MACHINES, 1.02 * at_best, buckets("int4"), layouts, "int4", plans=False)
     assert found.gbps == MOST_GBPS
     assert "none" in found.tried
+
+
+def test_of_bf16_gradients_the_links_rate_is_not_taken_for_twice_what_it_is_and_bf16_is_no_gain() -> None:
+    """By hand: the step is what the model gives for 2 bytes an element at 1 Gbit/s."""
+    halves = profile().narrowed(2)
+    cluster = MACHINES.cluster(1.0)
+    problem = Problem(with_costs(halves), cluster, codec_costs("none", with_costs(halves), 2), MACHINES.constraints)
+    step_us = simulate(problem, buckets("none")).step_us
+    assert fitted_gbps(with_costs(halves), MACHINES, step_us, buckets("none")) == pytest.approx(1.0, rel=1e-3)
+    as_if_floats = fitted_gbps(with_costs(profile()), MACHINES, step_us, buckets("none"))
+    assert as_if_floats > 1.7, "a job of float32 gradients would have needed such links"
+    layouts = {codec: buckets(codec) for codec in ("none", "bf16", "int8")}
+    found = outlook(halves, MACHINES, (step_us + 10_000) / 1e3, buckets("none"), layouts, "none", plans=False)
+    step_ms = (step_us + 10_000) / 1e3
+    assert found.predicted_ms["bf16"] == pytest.approx(step_ms, rel=1e-3) and found.tried == ("int8",)
+    assert outlook(profile(), MACHINES, step_ms, buckets("none"), layouts, "none", plans=False).predicted_ms["bf16"] < 0.6 * step_ms, (
+        "which was said"
+    )
 
 
 def test_where_links_do_not_matter_nothing_is_tried() -> None:

@@ -136,6 +136,51 @@ def test_the_search_prices_each_half_as_the_simulation_does() -> None:
             assert [times[task, column] for task in space.tasks(np.array([number]))[0] if task >= 0] == pytest.approx(wanted), option
 
 
+def typed(b: int, a: int) -> Profile:
+    """The profile, with gradients of so many bytes per element."""
+    tensors = (replace(PROFILE.tensors[0], itemsize=b), replace(PROFILE.tensors[1], itemsize=a))
+    return replace(PROFILE, tensors=tensors)
+
+
+def test_gradients_travel_uncompressed_in_their_own_type() -> None:
+    for b, a, wanted in ((2, 2, 150 * 2), (8, 8, 150 * 8), (2, 4, 100 * 2 + 50 * 4), (4, 2, 100 * 4 + 50 * 2)):
+        profile = typed(b, a)
+        asked = Problem(profile, CLUSTER, codec_costs("onebit", profile, 2))
+        apart = simulate(asked, [bucket("b", numel=100), bucket("a", numel=50)])
+        assert apart.step_us == pytest.approx(wanted + 2 * 2 * 10), (b, a)
+    over_servers = replace(CLUSTER, servers=1)
+    halves = Problem(typed(2, 2), over_servers, codec_costs("none", typed(2, 2), 2))
+    pushed = replace(bucket("b", "a", numel=150), option=("flat.push", "flat.pull"))
+    floats = simulate(replace(halves, profile=PROFILE, codec=codec_costs("none", PROFILE, 2)), [pushed]).chains.us
+    push, late, pull, back = simulate(halves, [pushed]).chains.us.tolist()
+    assert [2 * push, late, 2 * pull, back] == pytest.approx(floats.tolist()), "servers answer in the same type"
+
+
+def test_options_that_encode_take_as_long_whatever_type_gradients_have() -> None:
+    """Jobs cast to float32 before they encode, so the floats that such an option sends besides are float32."""
+    hierarchical = ("intra.reduce_scatter", "comp@gpu", "inter.all_gather.c", "decomp@gpu", "intra.all_gather")
+    nodes = replace(CLUSTER, gpus_per_node=2)
+    for option in (hierarchical, ("comp@gpu", "flat.all_gather.c", "decomp@gpu")):
+        encoded = replace(bucket("b", "a", numel=150), codec="onebit", option=option)
+        steps = {simulate(Problem(typed(s, s), nodes, codec_costs("onebit", typed(s, s), 2)), [encoded]).step_us for s in (2, 4)}
+        assert len(steps) == 1, option
+
+
+def test_a_search_fuses_gradients_of_one_type_alone_and_prices_them_as_the_simulation_does() -> None:
+    profile = replace(typed(2, 4), tensors=tuple(replace(t, name=f"{t.name}{n}") for n in range(4) for t in typed(2, 4).tensors))
+    asked = Problem(profile, CLUSTER, codec_costs("onebit", profile, 2), Constraints(devices=("gpu",)))
+    found = find("psgc", asked)
+    for each in found.buckets:
+        assert len({profile.itemsize_of[name] for name in each.tensors}) == 1, each
+    assert found.step_us == pytest.approx(simulate(asked, found.buckets).step_us)
+    space = Space(asked)
+    for number, option in enumerate(space.graph.options):
+        times = space.times(np.array([100.0, 100.0]), np.array([0, 1]))
+        for column, codec in enumerate(asked.codecs):
+            wanted = [us for _, _, us in asked.part_tasks(option, 100.0, codec)]
+            assert [times[task, column] for task in space.tasks(np.array([number]))[0] if task >= 0] == pytest.approx(wanted), option
+
+
 def test_methods_go_by_name() -> None:
     assert find("fp32", problem()).step_us == simulate(problem(), find("fp32", problem()).buckets).step_us
     with pytest.raises(UsageError, match="unknown method 'magic'; choose one of"):

@@ -13,6 +13,7 @@ from torch import nn
 import psgc.torch as psgc
 from psgc.errors import ConfigError, UsageError
 from psgc.plan.inputs.profile import load_profile
+from psgc.torch.gradients import profiler
 from psgc.torch.gradients.profiler import PAUSE_S, WARM_UP, Recorder
 
 
@@ -58,8 +59,26 @@ def test_a_model_s_gradients_are_profiled_in_the_order_of_their_readiness() -> N
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     profile = psgc.profile_model(model, lambda: training(model, optimizer), iterations=4)
     assert_profile(profile)
+    assert profile.itemsizes == (4,)
     assert profile.model == "Net"
     assert "of 4 iterations" in profile.source
+
+
+def test_a_profile_has_the_bytes_of_each_gradients_type() -> None:
+    model = nn.Sequential(nn.Linear(8, 8, dtype=torch.bfloat16), nn.Linear(8, 8, dtype=torch.float64))
+    sizes = {"0.weight": 2, "0.bias": 2, "1.weight": 8, "1.bias": 8}
+
+    def step() -> None:
+        model[1](model[0](torch.ones(2, 8, dtype=torch.bfloat16)).double()).square().mean().backward()
+
+    assert psgc.profile_model(model, step, iterations=3).itemsize_of == sizes
+
+
+def test_what_varies_much_is_one_warning(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(profiler, "unsteady", lambda _: "backward varies")
+    model = Net()
+    psgc.profile_model(model, lambda: model(torch.ones(1, 8)).sum().backward(), iterations=3, warm_up=0)
+    assert [record.getMessage() for record in caplog.records] == ["backward varies"]
 
 
 def test_profiling_leaves_no_hooks_behind() -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from psgc.errors import UsageError
-from psgc.plan.inputs.profile import Profile, Spread, TensorProfile
+from psgc.plan.inputs.profile import FLOAT_BYTES, Profile, Spread, TensorProfile
 
 LEAST_ITERATIONS: Final = 3  # a median and quartiles of fewer say nothing
 FENCE: Final = 1.5  # iterations further than this many interquartile ranges beyond the quartiles are outliers (Tukey 1977)
@@ -56,10 +56,10 @@ _TOTALS: Final[Mapping[str, Callable[[Iteration], float]]] = {
 
 def profile_of(
     iterations: Sequence[Iteration], numel: Mapping[str, int], *, model: str = "", hardware: str = "", date: str = "",
-    shapes: Mapping[str, tuple[int, ...]] | None = None, of_ranks: int = 1,
+    shapes: Mapping[str, tuple[int, ...]] | None = None, itemsizes: Mapping[str, int] | None = None, of_ranks: int = 1,
 ) -> Profile:  # fmt: skip
-    """The profile of these iterations. numel: elements of every tensor; shapes: the known shapes; of_ranks: each iteration is that of the slowest
-    of this many ranks.
+    """The profile of these iterations. numel: elements of every tensor; shapes: the known shapes; itemsizes: bytes per element, where they are not 4;
+    of_ranks: each iteration is that of the slowest of this many ranks.
 
     An iteration whose computation time lies more than FENCE interquartile ranges beyond the quartiles is an outlier and is left out. A tensor's
     ready time is the median over the other iterations; for a tensor that backward never reached, the end of backward.
@@ -74,7 +74,10 @@ def profile_of(
     return Profile(
         model=model, hardware=hardware, date=date,
         source=f"measured: medians of {_counted(len(kept), len(iterations))}" + f", each of the slowest of {of_ranks} ranks" * (of_ranks > 1),
-        tensors=tuple(TensorProfile(name, numel[name], round(ready[name] - first, 3), (shapes or {}).get(name)) for name in ordered),
+        tensors=tuple(
+            TensorProfile(name, numel[name], round(ready[name] - first, 3), (shapes or {}).get(name), (itemsizes or {}).get(name, FLOAT_BYTES))
+            for name in ordered
+        ),
         forward_us=round(statistics.median(iteration.forward_us for iteration in kept), 3),
         spread={total: spread_of([read(iteration) for iteration in kept]) for total, read in _TOTALS.items()},
     )  # fmt: skip

@@ -1,7 +1,8 @@
 """A profile of a training job: its tensors, when each gradient is ready, and how long codecs take on its hardware.
 
     {"version": 1, "model", "hardware", "device": "cpu", "date", "source", "unit": "us",     device: where gradients lie, cpu or cuda
-     "tensors": [{"name", "numel", "ready_us", "shape"}],    in the order in which gradients become ready; shape may be left out
+     "tensors": [{"name", "numel", "ready_us", "shape", "itemsize"}],    in the order in which gradients become ready; shape may be left out, and so may
+                                                                         itemsize, a gradient's bytes per element, where it is 4
      "forward_us": null,                                     the rest of an iteration: before the first gradient and after synchronization
      "codecs": {"int8": {"cpu": {"numel": [..], "encode_us": [..], "decode_us": [..]}, "gpu": {...}, "server": {...}}},
      "spread": {"backward_us": {"median", "iqr"}},           of measured totals: median and interquartile range
@@ -40,6 +41,8 @@ from psgc.plan.inputs.documents import is_number, read_document, shown
 
 F64 = NDArray[np.float64]
 VERSION: Final = 1
+FLOAT_BYTES: Final = 4  # of a float32
+ITEMSIZES: Final = (1, 2, 4, 8, 16)
 MOST_NUMEL: Final = 1 << 34  # of a tensor: 64 GiB of fp32, or 16384 parts for methods that cut at 4 MiB
 MOST_PAYLOADS: Final = 1 << 20  # of a server's pass; a larger number is a typing error
 LEAST_TFLOPS, MOST_TFLOPS = 1e-6, 1e6  # every GPU lies between these
@@ -49,16 +52,18 @@ ACHIEVED_TFLOPS: Final = {"v100": 11.0, "t4": 6.0, "a10g": 30.0, "a100": 140.0, 
 
 @dataclass(frozen=True, slots=True)
 class TensorProfile:
-    """One gradient. ready_us: when backward has computed it; shape: where it is known."""
+    """One gradient. ready_us: when backward has computed it; shape: where it is known; itemsize: bytes per element, as it is sent uncompressed."""
 
     name: str
     numel: int
     ready_us: float
     shape: tuple[int, ...] | None = None
+    itemsize: int = FLOAT_BYTES
 
     def to_json(self) -> dict[str, Any]:
-        shape = {} if self.shape is None else {"shape": list(self.shape)}
-        return {"name": self.name, "numel": self.numel, "ready_us": self.ready_us, **shape}
+        more = {} if self.shape is None else {"shape": list(self.shape)}
+        size = {} if self.itemsize == FLOAT_BYTES else {"itemsize": self.itemsize}
+        return {"name": self.name, "numel": self.numel, "ready_us": self.ready_us, **more, **size}
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +171,30 @@ class Profile:
         return {tensor.name: tensor.numel for tensor in self.tensors}
 
     @cached_property
+    def itemsize_of(self) -> Mapping[str, int]:
+        """The bytes per element of each tensor, by its name."""
+        return {tensor.name: tensor.itemsize for tensor in self.tensors}
+
+    @cached_property
+    def itemsizes(self) -> tuple[int, ...]:
+        """All of them, that of most elements first."""
+        elements: dict[int, int] = {}
+        for tensor in self.tensors:
+            elements[tensor.itemsize] = elements.get(tensor.itemsize, 0) + tensor.numel
+        return tuple(sorted(elements, key=lambda size: -elements[size])) or (FLOAT_BYTES,)
+
+    def narrowed(self, most: int) -> Profile:
+        """The profile with gradients of at most so many bytes per element."""
+        if max(self.itemsizes) <= most:
+            return self
+        return replace(self, tensors=tuple(replace(one, itemsize=min(most, one.itemsize)) for one in self.tensors))
+
+    @property
+    def bytes_per_element(self) -> float:
+        """Of uncompressed gradients, on average."""
+        return sum(tensor.numel * tensor.itemsize for tensor in self.tensors) / self.numel
+
+    @cached_property
     def ready_us_of(self) -> Mapping[str, float]:
         """When each tensor is ready, by its name."""
         return {tensor.name: tensor.ready_us for tensor in self.tensors}
@@ -184,7 +213,7 @@ class Profile:
     def slower(self, factor: float) -> Profile:
         """The profile with a backward that takes ``factor`` times as long. The last one is kept: plans are compared in the same few variations."""
         if factor not in self._last_slower:
-            tensors = tuple(TensorProfile(one.name, one.numel, one.ready_us * factor, one.shape) for one in self.tensors)
+            tensors = tuple(TensorProfile(one.name, one.numel, one.ready_us * factor, one.shape, one.itemsize) for one in self.tensors)
             self._last_slower.clear()
             self._last_slower[factor] = replace(self, tensors=tensors)
         return self._last_slower[factor]
@@ -412,7 +441,12 @@ def _tensor(entry: Any, place: str) -> TensorProfile:
         )
     if not is_number(ready):
         _number(ready, f"{place}: ready_us of {shown(entry['name'])}")
-    return TensorProfile(entry["name"], int(numel), float(ready), _shape(entry, int(numel), place))  # type: ignore[arg-type]
+    itemsize = entry.get("itemsize", FLOAT_BYTES)
+    if type(itemsize) is not int or itemsize not in ITEMSIZES:
+        raise UsageError(
+            f"{place}: itemsize of {shown(entry['name'])} is {shown(itemsize)}, expected one of {', '.join(map(str, ITEMSIZES))}"
+        )
+    return TensorProfile(entry["name"], int(numel), float(ready), _shape(entry, int(numel), place), itemsize)  # type: ignore[arg-type]
 
 
 def _shape(entry: Mapping[str, Any], numel: int, place: str) -> tuple[int, ...] | None:

@@ -76,16 +76,16 @@ def _paths(first: Ints, behind: Ints) -> Ints:
 
 
 @functools.cache
-def graph(constraints: Constraints, copies: int = NO_COPIES) -> Graph:
-    """The graph of the options that the constraints allow: a trie of their atoms with equal subtrees merged. copies: see ``walk``."""
-    return _graph(options.constrained(constraints), copies)
+def graph(constraints: Constraints, copies: int = NO_COPIES, typed: bool = False) -> Graph:
+    """The graph of the options that the constraints allow: a trie of their atoms with equal subtrees merged. copies, typed: see ``walk``."""
+    return _graph(options.constrained(constraints), copies, typed)
 
 
 @functools.cache  # constraints that differ may leave the same options
-def _graph(found: tuple[Option, ...], copies: int) -> Graph:
+def _graph(found: tuple[Option, ...], copies: int, typed: bool) -> Graph:
     numbers: dict[Atom, int] = {}
     root: dict[int, Any] = {}
-    paths = [[numbers.setdefault(atom, len(numbers)) for atom in walk(option, copies)[0]] for option in found]
+    paths = [[numbers.setdefault(atom, len(numbers)) for atom in walk(option, copies, typed)[0]] for option in found]
     for path in paths:
         node = root
         for atom in path:
@@ -252,7 +252,7 @@ class Space:
         self.codecs = problem.codecs
         self.threads, self.moments_us = problem.threads, problem.tensors.ready_us
         _ = problem.options  # raises UsageError if no option is allowed
-        self.graph = graph(problem.allowed, copies_of(problem.priced))
+        self.graph = graph(problem.allowed, copies_of(problem.priced), problem.typed)
         self.distinct: list[Priced] = []
         numbered = self._number(problem)
         most = max(1, *map(len, numbered))

@@ -194,7 +194,7 @@ def secopa(problem: Problem, numel: int, codec: CodecCosts) -> Predicted:
     encode, decode = gpu.encode_all(elements), gpu.decode_all(elements)
     by_servers += np.minimum(partitions + 1, nodes) * encode + np.minimum(nodes - 1 + partitions, 2 * (nodes - 1)) * decode
     by_ring += nodes * (encode + decode)
-    times = np.array([np.minimum(*travel(4 * elements)), np.minimum(by_servers, by_ring)]).T
+    times = np.array([np.minimum(*travel(codec.item_bytes * elements)), np.minimum(by_servers, by_ring)]).T
     best = int(times.argmin())  # ties go to fewer partitions, then to uncompressed
     return Predicted(best % 2 == 1, best // 2 + 1, float(times.flat[best]))
 

@@ -1,7 +1,7 @@
 """What an option costs: its actions as tasks on resources. A task's time is linear in the bucket's size, or given by a codec's curve.
 
 Owns what each action sends and computes. Does not know when tasks run (``timeline``) or which options are chosen (``search``). ``walk`` follows
-a bucket of n float32 elements through the option, and notes after each action over which groups it is split into shards, which groups' payloads
+a bucket of n elements through the option, and notes after each action over which groups it is split into shards, which groups' payloads
 lie side by side, whether it is encoded, and whether only a node's root works on it. None of that depends on sizes or links, so it is found once
 per option, and then priced for a cluster. ``collectives`` says what a group's operation sends; a push or a pull of m bytes sends m, or the servers'
 share of all ranks' bytes if that is more, in one message.
@@ -25,8 +25,9 @@ Roots and switches. If a node has reduction roots, only these own shards of its 
 their whole gradient to the roots and exchange nothing else. If its GPUs are behind several PCIe switches, floats are summed behind each switch first,
 over ``[intra]``, and then between the switches, slice by slice, through the host's memory (``[host]``, or ``[intra]`` if that is not given).
 Codecs. Decoding costs time for each piece: the p payloads of an all-gather have p times as many elements as one. A node's CPU works for its active
-ranks one after the other. Of a pair ``push/pull``, the first encoding of an option is by the push codec, and all later ones are by the pull codec, servers'
-included: so are bytes and times. If the cluster says how many threads workers have, each worker encodes and decodes that many parts at once. A server
+ranks one after the other. What is not encoded travels in gradients' own type by options that encode nothing, and as float32
+by all others. Of a pair ``push/pull``, the first encoding of an option is by the push codec, and all later ones are by the pull codec, servers' included:
+so are bytes and times. If the cluster says how many threads workers have, each worker encodes and decodes that many parts at once. A server
 sums as many parts at once as it has threads.
 Copies. If the cluster has a link between a GPU and its host, gradients are on the GPU, and copies pass that link, which has a lane for each
 direction: to the host before the CPU encodes or decodes and before a push; to the GPU before it encodes or decodes, before a collective within a node,
@@ -47,7 +48,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -55,7 +56,7 @@ import numpy as np
 from psgc.errors import UsageError
 from psgc.plan.inputs.carriers import FREE, SHM, TCP, CarrierCosts
 from psgc.plan.inputs.cluster import Cluster, Link
-from psgc.plan.inputs.profile import F64, CostCurve, least_slope, on_curve
+from psgc.plan.inputs.profile import F64, FLOAT_BYTES, CostCurve, least_slope, on_curve
 from psgc.plan.model.collectives import (
     RINGS,
     TREE_VOLUME,
@@ -64,7 +65,8 @@ from psgc.plan.model.collectives import (
     volume_and_messages,
 )
 from psgc.plan.model.cores import Sharing
-from psgc.plan.model.options import Option
+from psgc.plan.model.options import Option, is_uncompressed
+from psgc.plan.model.plan import UNCOMPRESSED
 
 GPU, CPU, INTRA, SEND, RECEIVE, SERVER, MESSAGES, TO_HOST, TO_GPU = range(9)
 RESOURCES: Final = ("gpu", "cpu", "intra", "inter-send", "inter-receive", "server", "messages", "to-host", "to-gpu")
@@ -77,7 +79,6 @@ _HELD: Final = {BOTH_WAYS: (SEND, RECEIVE), ALL_LINKS: (INTRA, SEND, RECEIVE), I
 NO_COPIES, COPIES, ALL_ON_HOSTS = range(3)
 RAW: Final = "raw:"  # prefix of a curve's name: the times of ``none``
 PULL: Final = "pull:"  # and those of the pull codec
-FLOAT_BYTES: Final = 4.0
 
 
 def resources_of(resource: int) -> tuple[int, ...]:
@@ -94,7 +95,8 @@ def threads(cluster: Cluster) -> tuple[int, ...]:
 class Held(NamedTuple):
     """What a rank holds between two actions. shards: the groups over which elements are split, innermost last; pieces: the groups whose ranks'
     payloads lie side by side; root_only: only one rank of each node holds anything; on_host: the bytes lie in the host's memory, not the GPU's; again: the
-    first encoding is over, so that payloads are the pull codec's."""
+    first encoding is over, so that payloads are the pull codec's; as_is: the option encodes nothing, so that gradients keep their type (set only where that
+    matters, which is where they are no float32)."""
 
     shards: tuple[str, ...] = ()
     pieces: tuple[str, ...] = ()
@@ -102,6 +104,7 @@ class Held(NamedTuple):
     root_only: bool = False
     on_host: bool = False
     again: bool = False
+    as_is: bool = False
 
 
 class Atom(NamedTuple):
@@ -147,7 +150,8 @@ class CodecCosts:
     curves:                 times by device. ``server`` decodes to add one payload, and encodes to finish the sum; without it ``cpu`` counts.
     pull_curves:            times of later encodings, on the same devices; None: the same.
     raw:                    the curves of ``none``, by device.
-    carriers:               what carriers cost, by name."""
+    carriers:               what carriers cost, by name.
+    item_bytes:             of an uncompressed element, as gradients are."""
 
     name: str
     bytes_per_element: float
@@ -156,6 +160,13 @@ class CodecCosts:
     raw: Mapping[str, CostCurve] = field(default_factory=dict)
     carriers: Mapping[str, CarrierCosts] = field(default_factory=dict)
     pull_curves: Mapping[str, CostCurve] | None = None
+    item_bytes: float = float(FLOAT_BYTES)
+
+    def of_items(self, item_bytes: float) -> CodecCosts:
+        """The same codec's costs for gradients of another type."""
+        if item_bytes == self.item_bytes:
+            return self
+        return replace(self, item_bytes=item_bytes, bytes_per_element=item_bytes if self.name == UNCOMPRESSED else self.bytes_per_element)
 
     @property
     def back(self) -> float:
@@ -164,7 +175,9 @@ class CodecCosts:
 
     def held_bytes(self, held: Held) -> float:
         """Bytes per element of what a rank holds."""
-        return FLOAT_BYTES if not held.encoded else self.back if held.again else self.bytes_per_element
+        if held.encoded:
+            return self.back if held.again else self.bytes_per_element
+        return self.item_bytes if held.as_is else FLOAT_BYTES
 
     def prefix(self, held: Held) -> str:
         """Of the curve by which a payload is written or read after what a rank holds."""
@@ -219,16 +232,16 @@ class CodecCosts:
 
 
 @functools.cache
-def walk(option: Option, copies: int = NO_COPIES) -> tuple[tuple[Atom, ...], Held]:
+def walk(option: Option, copies: int = NO_COPIES, typed: bool = False) -> tuple[tuple[Atom, ...], Held]:
     """The option's atoms, and what a rank holds after them. copies: the cluster's ``copies_of``; with NO_COPIES neither ``on_host`` nor ``last`` is
-    set."""
-    held, atoms = Held(), []
+    set. typed: whether some gradients are no float32."""
+    held, atoms = Held(as_is=typed and is_uncompressed(option)), []
     for number, action in enumerate(option):
         # Of floats it makes no difference what they have been, and atoms that are the same are shared by options.
         seen = held if held.encoded or "@" in action else held._replace(again=False)
         atoms.append(Atom(action, seen, copies != NO_COPIES and number == len(option) - 1))
         held = _then(action, held, copies)
-    return tuple(atoms), held._replace(again=False)
+    return tuple(atoms), held._replace(again=False, as_is=False)
 
 
 @functools.cache  # thousands of options consist of a few hundred actions after what was held before
@@ -272,7 +285,8 @@ def tasks(
     option: Option, cluster: Cluster, codec: CodecCosts, collectives: Collectives = RINGS, sharing: Sharing | None = None
 ) -> tuple[Task, ...]:
     """The option's tasks, in order; see the module's text."""
-    return tuple(task for atom in walk(option, copies_of(cluster))[0] for task in price(atom, cluster, codec, collectives, sharing))
+    typed = codec.item_bytes != FLOAT_BYTES
+    return tuple(task for atom in walk(option, copies_of(cluster), typed)[0] for task in price(atom, cluster, codec, collectives, sharing))
 
 
 def price(atom: Atom, cluster: Cluster, codec: CodecCosts, collectives: Collectives = RINGS, sharing: Sharing | None = None) -> list[Task]:
@@ -293,7 +307,8 @@ def price(atom: Atom, cluster: Cluster, codec: CodecCosts, collectives: Collecti
     elif made and not cluster.gpudirect and not held.on_host:
         passes = size * volume_and_messages(operation, _ranks(level, cluster), collectives)[0]
         made = [*_copy(action, TO_HOST, passes, cluster.host), *made, *_copy(action, TO_GPU, passes, cluster.host)]
-    return made + _copy(action, TO_GPU, FLOAT_BYTES if last and _on_host(action, held, on_hosts) else 0.0, cluster.host)
+    whole = codec.held_bytes(held._replace(encoded=False))
+    return made + _copy(action, TO_GPU, whole if last and _on_host(action, held, on_hosts) else 0.0, cluster.host)
 
 
 def _copy(action: str, resource: int, size: float, link: Link) -> list[Task]:

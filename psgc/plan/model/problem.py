@@ -18,12 +18,12 @@ from psgc.errors import UsageError
 from psgc.plan.inputs.cluster import Cluster
 from psgc.plan.inputs.correction import corrected_links
 from psgc.plan.inputs.estimates import through_hosts
-from psgc.plan.inputs.profile import F64, PUBLISHED_BYTES, V100_CODECS, CostCurve, Profile, on_curve
+from psgc.plan.inputs.profile import F64, FLOAT_BYTES, PUBLISHED_BYTES, V100_CODECS, CostCurve, Profile, on_curve
 from psgc.plan.model import costs, options
 from psgc.plan.model.bucketing import Tensors
 from psgc.plan.model.collectives import BETWEEN_GPUS, IN_HOSTS_MEMORY, LIBRARY, RINGS, Collectives
 from psgc.plan.model.cores import Sharing, sharing_of
-from psgc.plan.model.costs import FLOAT_BYTES, Atom, CodecCosts, Task
+from psgc.plan.model.costs import Atom, CodecCosts, Task
 from psgc.plan.model.options import Constraints, Option
 from psgc.plan.model.plan import UNCOMPRESSED, Plan, PlannedBucket, check_fits
 from psgc.plan.model.timeline import Chains, Ints, Timeline, chains_of, run
@@ -35,16 +35,19 @@ _SAMPLE: Final = 1 << 20
 
 
 def codec_costs(name: str, profile: Profile, workers: int = 1) -> CodecCosts:
-    """A codec's payload bytes per element, and its encode and decode times from the profile.
+    """A codec's payload bytes per element, and its encode and decode times from the profile; of gradients of the type that most of the profile's elements
+    have.
 
     A ``push/pull`` pair has the bytes and times of both halves; where the profile has no times of the pull codec, those of the push codec. ``none``
-    has no encode or decode times, so no device can encode with it. Raises CodecError for an unknown codec, and UsageError for a codec without times in the profile."""
+    has no encode or decode times, so no device can encode with it.
+    Raises CodecError for an unknown codec, and UsageError for a codec without times in the profile."""
     raw = profile.codecs.get(UNCOMPRESSED, {})
     carriers = profile.all_carriers
+    item_bytes = float(profile.itemsizes[0])
     if name == UNCOMPRESSED:
-        return CodecCosts(UNCOMPRESSED, FLOAT_BYTES, {}, None, raw, carriers)
+        return CodecCosts(UNCOMPRESSED, item_bytes, {}, None, raw, carriers, item_bytes=item_bytes)
     if name in PUBLISHED_BYTES:
-        return CodecCosts(name, PUBLISHED_BYTES[name], profile.codecs.get(name, {}), None, raw, carriers)
+        return CodecCosts(name, PUBLISHED_BYTES[name], profile.codecs.get(name, {}), None, raw, carriers, item_bytes=item_bytes)
     from psgc.codecs.registry import parse_scheme
     from psgc.codecs.scheme import BucketContext
 
@@ -60,12 +63,12 @@ def codec_costs(name: str, profile: Profile, workers: int = 1) -> CodecCosts:
     pull = sum(round_.pair.pull.payload_bound(round_.numel) for round_ in rounds) / sample
     answers = _of_pull(rounds, profile)
     if answers is None:
-        return CodecCosts(scheme.canonical, push, curves, pull, raw, carriers)
+        return CodecCosts(scheme.canonical, push, curves, pull, raw, carriers, item_bytes=item_bytes)
     again = {device: answers.get(device, curve) for device, curve in curves.items()}
     adds, finishes = (of.get("server") or of.get("cpu") for of in (curves, answers))
     if adds is not None and finishes is not None:
         curves = {**curves, "server": _answered(adds, finishes)}
-    return CodecCosts(scheme.canonical, push, curves, pull, raw, carriers, again)
+    return CodecCosts(scheme.canonical, push, curves, pull, raw, carriers, again, item_bytes)
 
 
 def _check_shapes(name: str, profile: Profile) -> None:
@@ -143,7 +146,7 @@ class Problem:
     """A model, a cluster, a codec, and the user's constraints.
 
     others: pairs of a pattern of tensor names and the codec of the tensors that match it, in place of ``codec``. The first match counts.
-    A bucket holds tensors of one codec.
+    A bucket holds tensors of one codec, and of as many bytes per element: ``codecs`` has each codec once for each of these.
     by_library: whether a library all-reduces gradients on GPUs, as DistributedDataParallel's does, in place of a job's own collectives."""
 
     profile: Profile
@@ -155,16 +158,29 @@ class Problem:
 
     @cached_property
     def codecs(self) -> tuple[CodecCosts, ...]:
-        """All codecs without duplicates, ``codec`` first."""
-        return tuple({codec.name: codec for codec in (self.codec, *(codec for _, codec in self.others))}.values())
+        """All codecs without duplicates, ``codec`` first; where gradients differ in their type, each of them for each type."""
+        named = (self.codec, *(codec for _, codec in self.others))
+        if len(self.profile.itemsizes) > 1:
+            named = (*named, *(codec.of_items(float(size)) for size in self.profile.itemsizes for codec in named))
+        return tuple({(codec.name, codec.item_bytes): codec for codec in named}.values())
+
+    @cached_property
+    def typed(self) -> bool:
+        """Whether some gradients are no float32."""
+        return any(codec.item_bytes != FLOAT_BYTES for codec in self.codecs)
 
     @cached_property
     def codec_numbers(self) -> dict[str, int]:
         """Index in ``codecs`` of each tensor's codec, by the tensor's name."""
-        if not self.others:
+        if len(self.codecs) == 1:
             return dict.fromkeys(self.numel, 0)
-        numbers = {codec.name: number for number, codec in enumerate(self.codecs)}
-        return {name: numbers[self._codec_named(name).name] for name in self.numel}
+        numbers = {(codec.name, codec.item_bytes): number for number, codec in enumerate(self.codecs)}
+        one_type = len(self.profile.itemsizes) == 1
+        found = {}
+        for name, itemsize in self.profile.itemsize_of.items():
+            codec = self._codec_named(name)
+            found[name] = numbers[codec.name, codec.item_bytes if one_type else itemsize]
+        return found
 
     def _codec_named(self, tensor: str) -> CodecCosts:
         return next((codec for pattern, codec in self.others if fnmatchcase(tensor, pattern)), self.codec)
@@ -178,7 +194,13 @@ class Problem:
     def codec_of(self, bucket: PlannedBucket) -> CodecCosts:
         """The codec that the bucket's tensors share; ``none`` if they have different ones."""
         numbers = {self.codec_numbers[name] for name in bucket.tensors}
-        return self.codecs[numbers.pop()] if len(numbers) == 1 else self.without
+        return self.codecs[numbers.pop()] if len(numbers) == 1 else self.without.of_items(self._item_bytes_of(bucket))
+
+    def _item_bytes_of(self, bucket: PlannedBucket) -> float:
+        """Bytes per uncompressed element of the bucket's tensors, the most if they differ."""
+        if len(self.profile.itemsizes) == 1:
+            return self.codec.item_bytes
+        return float(max(map(self.profile.itemsize_of.__getitem__, bucket.tensors)))
 
     @cached_property
     def without(self) -> CodecCosts:
@@ -276,7 +298,11 @@ class Problem:
     @cached_property
     def tensors(self) -> Tensors:
         """The tensors, in order of readiness."""
-        codec = [self.codec_numbers[tensor.name] for tensor in self.profile.tensors] if self.others else np.zeros(len(self.profile.tensors))
+        codec = (
+            [self.codec_numbers[tensor.name] for tensor in self.profile.tensors]
+            if len(self.codecs) > 1
+            else np.zeros(len(self.profile.tensors))
+        )
         return Tensors(*self.profile.columns, np.array(codec, np.int64))
 
     @cached_property
@@ -307,18 +333,20 @@ class Problem:
         return self.profile.numel_of
 
     @cached_property
-    def _costs(self) -> dict[str, CodecCosts]:
-        return {codec.name: codec for codec in self.codecs}
+    def _costs(self) -> dict[tuple[str, float], CodecCosts]:
+        return {(codec.name, codec.item_bytes): codec for codec in self.codecs}
 
     def costs_of(self, bucket: PlannedBucket) -> CodecCosts:
         """The costs of the bucket's codec. Raises UsageError if its option encodes but its codec is ``none``, or has no times in the profile."""
+        item_bytes = self._item_bytes_of(bucket)
         if options.is_uncompressed(bucket.option):
-            return self.codec
+            return self.codec.of_items(item_bytes)
         if bucket.codec == UNCOMPRESSED:
             raise UsageError(f"plan: the bucket of {bucket.tensors[0]!r} is encoded, but its codec is none; name the codec")
-        if bucket.codec not in self._costs:
-            self._costs[bucket.codec] = codec_costs(bucket.codec, self.profile, self.cluster.gpus)
-        return self._costs[bucket.codec]
+        key = bucket.codec, item_bytes
+        if key not in self._costs:
+            self._costs[key] = codec_costs(bucket.codec, self.profile, self.cluster.gpus).of_items(item_bytes)
+        return self._costs[key]
 
     @cached_property
     def sharing(self) -> Sharing | None:
@@ -372,20 +400,25 @@ def ranks(buckets: Sequence[PlannedBucket], order: Sequence[int]) -> Ints:
 
 # The actions of an option's tasks, and by a part's size their resources and microseconds.
 _Priced = tuple[list[str], dict[float, list[tuple[int, float]]]]
+_Kind = tuple[Option, str, float]  # of a bucket: its option, its codec, and its bytes per uncompressed element
 
 
-def _priced(problem: Problem, buckets: Sequence[PlannedBucket], sizes: Sequence[Sequence[float]]) -> dict[tuple[Option, str], _Priced]:
-    """The tasks of the buckets' parts, by option and codec, each size once. sizes: of each bucket's parts."""
-    found: dict[tuple[Option, str], _Priced] = {}
-    wanted: dict[tuple[Option, str], tuple[CodecCosts, dict[float, None]]] = {}
+def _kind(option: Option, codec: CodecCosts) -> _Kind:
+    return option, codec.name, codec.item_bytes
+
+
+def _priced(problem: Problem, buckets: Sequence[PlannedBucket], sizes: Sequence[Sequence[float]]) -> dict[_Kind, _Priced]:
+    """The tasks of the buckets' parts, by their kind, each size once. sizes: of each bucket's parts."""
+    found: dict[_Kind, _Priced] = {}
+    wanted: dict[_Kind, tuple[CodecCosts, dict[float, None]]] = {}
     for bucket, parts in zip(buckets, sizes, strict=True):
         codec = problem.costs_of(bucket)
-        wanted.setdefault((bucket.option, codec.name), (codec, {}))[1].update(dict.fromkeys(parts))
-    for (option, name), (codec, distinct) in wanted.items():
-        tasks = problem.tasks_of(option, np.array(list(distinct)), codec)
+        wanted.setdefault(_kind(bucket.option, codec), (codec, {}))[1].update(dict.fromkeys(parts))
+    for kind, (codec, distinct) in wanted.items():
+        tasks = problem.tasks_of(kind[0], np.array(list(distinct)), codec)
         by_size = zip(*([(resource, us) for us in times.tolist()] for _, resource, times in tasks), strict=True)
         made = map(list, by_size) if tasks else ([] for _ in distinct)
-        found[option, name] = [action for action, _, _ in tasks], dict(zip(distinct, made, strict=True))
+        found[kind] = [action for action, _, _ in tasks], dict(zip(distinct, made, strict=True))
     return found
 
 
@@ -404,7 +437,7 @@ def simulate(problem: Problem, buckets: Sequence[PlannedBucket]) -> Simulated:
     chains: list[list[tuple[int, float]]] = []
     starts, rows = [], []
     for index in order:
-        tasks, of_sizes = priced[buckets[index].option, problem.costs_of(buckets[index]).name]
+        tasks, of_sizes = priced[_kind(buckets[index].option, problem.costs_of(buckets[index]))]
         for part, size in enumerate(sizes[index]):
             chains.append(of_sizes[size])
             starts.append(ready[index])

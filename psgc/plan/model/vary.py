@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from psgc.plan.inputs.cluster import Cluster, Link
-from psgc.plan.inputs.profile import CostCurve, Profile
+from psgc.plan.inputs.profile import FLOAT_BYTES, CostCurve, Profile
 from psgc.plan.model.costs import CodecCosts
 from psgc.plan.model.problem import Problem
 
@@ -60,6 +60,16 @@ def with_faster_link(cluster: Cluster, factor: float) -> Cluster:
 def with_faster_host(cluster: Cluster, factor: float) -> Cluster:
     """The cluster with ``factor`` times the bandwidth between GPUs and their hosts, if it has such links."""
     return cluster if factor == 1 or cluster.host is None else replace(cluster, host=faster(cluster.host, factor))
+
+
+def in_halves(problem: Problem) -> Problem:
+    """The same without compression, with gradients as 16-bit floats, if they are wider: where all are float32, on links that are twice as fast."""
+    if problem.profile.itemsizes == (FLOAT_BYTES,):
+        return replace(problem, cluster=with_halved_bytes(problem.cluster))
+    profile = problem.profile.narrowed(FLOAT_BYTES // 2)
+    most = float(profile.itemsizes[0])
+    others = tuple((pattern, codec.of_items(most)) for pattern, codec in problem.others)
+    return replace(problem, profile=profile, codec=problem.codec.of_items(most), others=others)
 
 
 def with_halved_bytes(cluster: Cluster) -> Cluster:

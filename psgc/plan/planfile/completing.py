@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from psgc.layout import balanced_servers
-from psgc.plan.model.costs import FLOAT_BYTES
+from psgc.plan.inputs.profile import FLOAT_BYTES
+from psgc.plan.model.options import is_uncompressed
 from psgc.plan.model.plan import Plan, PlannedBucket, pushes, shape_of
 from psgc.plan.model.problem import Problem, Simulated
 from psgc.plan.planfile.order import issue_order
@@ -37,6 +38,7 @@ def placed(problem: Problem, buckets: Sequence[PlannedBucket]) -> tuple[PlannedB
 def _part_bytes(problem: Problem, bucket: PlannedBucket) -> list[float]:
     """The bytes of each part that one rank pushes and pulls."""
     codec = problem.codec_of(bucket)
-    push = codec.bytes_per_element if any(".push.c" in action for action in bucket.option) else FLOAT_BYTES
-    pull = codec.back if any(".pull.c" in action for action in bucket.option) else FLOAT_BYTES
+    plain = codec.item_bytes if is_uncompressed(bucket.option) else FLOAT_BYTES
+    push = codec.bytes_per_element if any(".push.c" in action for action in bucket.option) else plain
+    pull = codec.back if any(".pull.c" in action for action in bucket.option) else plain
     return [numel * (push + pull) for numel in bucket.part_sizes()]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from psgc.errors import UsageError
 from psgc.plan.inputs.cluster import Cluster
 from psgc.plan.inputs.documents import shown
-from psgc.plan.model.costs import FLOAT_BYTES, LINKS, RESOURCES, CodecCosts, copies_of, price, resources_of, walk
+from psgc.plan.model.costs import LINKS, RESOURCES, CodecCosts, copies_of, price, resources_of, walk
 from psgc.plan.model.options import Option, is_program
 from psgc.plan.model.plan import Issue, PlannedBucket
 from psgc.program.order import is_issued
@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # importing it would compile kernels that a training script w
 
 Order = Mapping[str, tuple[Issue, ...]]
 Used = Mapping[Option, Sequence[frozenset[str]]]  # the lanes that each of an option's actions uses
-_ANY_CODEC = CodecCosts("any", FLOAT_BYTES, {})  # which links a transfer uses does not depend on the codec
+_ANY_CODEC = CodecCosts("any", 1.0, {})  # which links a transfer uses does not depend on the codec
 
 
 def issue_order(simulated: Simulated, buckets: Sequence[PlannedBucket]) -> dict[str, tuple[Issue, ...]]:

@@ -24,7 +24,7 @@ from psgc.plan.model.options import encodes
 from psgc.plan.model.plan import UNCOMPRESSED, PlannedBucket
 from psgc.plan.model.problem import Problem, Simulated, simulate
 from psgc.plan.model.quality import SAFELY, Standard, is_cast
-from psgc.plan.model.vary import Change, faster, varied, with_halved_bytes
+from psgc.plan.model.vary import Change, faster, in_halves, varied
 from psgc.plan.report.reasons import all_encoded
 from psgc.plan.report.running import Running, running
 from psgc.plan.report.usual import usual
@@ -159,7 +159,7 @@ def _bf16_peer(problem: Problem) -> Found | None:
 
 
 def _with_half(problem: Problem) -> Problem:
-    return _by_others(replace(problem, cluster=with_halved_bytes(problem.cluster)))
+    return _by_others(in_halves(problem))
 
 
 def _by_others(problem: Problem) -> Problem:

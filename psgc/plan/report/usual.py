@@ -18,7 +18,11 @@ def usual(problem: Problem, codec: str) -> tuple[PlannedBucket, ...] | None:
     """By the settings that a job has if nobody changes them, on links that it has measured. None where it would make buckets that the problem does not
     allow."""
     cluster, profile, config = problem.cluster, problem.profile, Config()
-    tensors = tuple(TensorSpec(tensor.name, (tensor.numel,), "float32") for tensor in profile.tensors if tensor.numel)
+    tensors = tuple(
+        TensorSpec(tensor.name, (tensor.numel,), "bfloat16" if tensor.itemsize == 2 else "float32")
+        for tensor in profile.tensors
+        if tensor.numel
+    )
     everything = tuple(range(len(tensors)))
     declaration = Declaration(
         "usual", "plan", tensors, codec, True, part_bytes=config.part_bytes, fuse_bytes=config.fuse_bytes,

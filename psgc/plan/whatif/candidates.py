@@ -23,7 +23,7 @@ from psgc.plan.model.options import Constraints, encodes
 from psgc.plan.model.plan import UNCOMPRESSED
 from psgc.plan.model.problem import Problem, codec_costs, is_of_a_node, simulate
 from psgc.plan.model.quality import CASTS, Standard, encodings, residual_bytes, server_residual_bytes
-from psgc.plan.model.vary import Change, varied, with_halved_bytes
+from psgc.plan.model.vary import Change, in_halves, varied
 from psgc.plan.report.running import as_jobs_run, is_whole, uncut, why_not_encoded, with_servers
 
 BF16: Final = "bf16"
@@ -99,7 +99,7 @@ def candidates(timed: Timed, cluster: Cluster, codecs: Sequence[str], *, standar
     """All candidates, those that send most bytes first, local steps last. codecs: codecs that the profile has times for."""
     outer = OUTER_CODEC in timed.profile.codecs and OUTER_CODEC in codecs
     plain = _plain(timed, cluster)
-    exchange = _problem(timed.profile, cluster, OUTER_CODEC) if outer else _halved(plain)
+    exchange = _problem(timed.profile, cluster, OUTER_CODEC) if outer else in_halves(plain)
     local = _local_steps(exchange, OUTER_CODEC if outer else BF16, timed.times(OUTER_CODEC) if outer else "")
     return [*ladder(timed, cluster, codecs, standard=standard), local]
 
@@ -107,17 +107,16 @@ def candidates(timed: Timed, cluster: Cluster, codecs: Sequence[str], *, standar
 def ladder(timed: Timed, cluster: Cluster, codecs: Sequence[str], *, standard: Standard) -> list[Candidate]:
     """The candidates that exchange gradients in every step: fp32, bf16 and the codecs, those that send most bytes first."""
     plain = _plain(timed, cluster)
-    found = [_uncompressed("none", plain, timed, 4.0), _uncompressed(BF16, _halved(plain), timed, 2.0)]
+    sizes = (each.bytes_per_element for each in (timed.profile, timed.profile.narrowed(2)))
+    found = [
+        _uncompressed(name, each, timed, size) for name, each, size in zip(("none", BF16), (plain, in_halves(plain)), sizes, strict=True)
+    ]
     encoded = [_encoded(name, timed, cluster, standard=standard) for name in codecs]
     return found + sorted(encoded, key=lambda one: -one.bytes_per_element)
 
 
 def _plain(timed: Timed, cluster: Cluster) -> Problem:
     return Problem(timed.profile, cluster, codec_costs(UNCOMPRESSED, timed.profile), Constraints(), by_library=True)
-
-
-def _halved(problem: Problem) -> Problem:
-    return replace(problem, cluster=with_halved_bytes(problem.cluster))
 
 
 def _problem(profile: Profile, cluster: Cluster, codec: str) -> Problem:

@@ -19,7 +19,7 @@ from psgc.plan.methods.uniform import best_uniform, codec_us, compressed
 from psgc.plan.model.options import encodes
 from psgc.plan.model.problem import Problem, simulate
 from psgc.plan.model.quality import is_cast
-from psgc.plan.model.vary import SAME, Change, varied, with_halved_bytes
+from psgc.plan.model.vary import SAME, Change, in_halves, varied
 from psgc.plan.whatif.regimes import BF16_BYTES, needed_ratio
 from psgc.plan.whatif.verdict import LEAST_MARGIN, gain
 
@@ -31,7 +31,7 @@ MOST_OFF: Final = 0.1  # share by which a measured step may differ from the simu
 @dataclass(frozen=True)
 class TimelineTimes:
     """A problem's times, in the form that ``verdict`` takes. spread: factor by which the codec's times may be off; measured_ms: the measured
-    uncompressed step, if known; peer_bytes: bytes per uncompressed element, 4, or 2 for bf16 gradients."""
+    uncompressed step, if known; peer_bytes: most bytes per uncompressed element, 4, or 2 for gradients as bf16."""
 
     problem: Problem
     spread: float = 1.1
@@ -54,7 +54,7 @@ class TimelineTimes:
     @property
     def peer(self) -> Problem:
         """The problem without compression."""
-        return self.problem if self.peer_bytes == 4 else replace(self.problem, cluster=with_halved_bytes(self.problem.cluster))
+        return self.problem if self.peer_bytes == 4 else in_halves(self.problem)
 
     @cached_property
     def plans(self) -> tuple[Found, Found]:
@@ -103,7 +103,7 @@ class TimelineTimes:
         return gain(self, change) > LEAST_MARGIN
 
     def required_ratio(self) -> float:
-        return needed_ratio(self.problem.profile, self.problem.cluster, self.peer_bytes)
+        return needed_ratio(self.problem.profile, self.problem.cluster, self.peer.profile.narrowed(int(self.peer_bytes)).bytes_per_element)
 
     def encode_budget_ms(self) -> float:
         """The longest time that encoding and decoding may take with the codec's plan unchanged, all of it slower by one factor. If the codec loses even
@@ -126,7 +126,7 @@ class TimelineTimes:
     @property
     def over_bf16(self) -> TimelineTimes | None:
         """The same question with bf16 gradients as the uncompressed side; None if the codec itself is only a cast."""
-        if self.peer_bytes == BF16_BYTES or is_cast(self.problem.codec.name):
+        if self.peer_bytes == BF16_BYTES or max(self.problem.profile.itemsizes) <= BF16_BYTES or is_cast(self.problem.codec.name):
             return None
         half = replace(self, measured_ms=None, peer_bytes=BF16_BYTES)
         half.__dict__["plans"] = (_best_without(half.peer), self.plans[1])  # the codec's plan is searched for once

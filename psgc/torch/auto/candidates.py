@@ -12,9 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-import numpy as np
-
 from psgc.errors import PsgcError
+from psgc.layout import ITEM_BYTES
 from psgc.plan.inputs.observed import LEAST_ITERATIONS, Iteration, profile_of
 from psgc.plan.live.levels import loss_of
 from psgc.plan.live.outlook import PLAN, PRESENT_PLAN, Outlook, loss_of_name, outlook, with_costs
@@ -156,16 +155,18 @@ class Candidates:
         used = {name for layout in exchange.layouts for name in (tensor.name for tensor in layout.tensors if tensor.numel)}
         specs = [spec for spec in exchange.specs if spec.name in used]
         numel = {spec.name: spec.numel for spec in specs}
-        profile = profile_of(ready, numel, model=exchange.name, shapes={spec.name: tuple(spec.shape) for spec in specs})
+        itemsizes = {spec.name: ITEM_BYTES[spec.dtype] for spec in specs}
+        profile = profile_of(
+            ready, numel, model=exchange.name, shapes={spec.name: tuple(spec.shape) for spec in specs}, itemsizes=itemsizes
+        )
         codecs = self._allowed.codecs()
         costs.measure(codecs)
         codecs = [codec for codec in codecs if self._allowed.allows(codec)]
         profile = costs.completed(profile, codecs)
         layouts = {codec: buckets for codec in codecs if (buckets := costs.buckets_by(codec)) is not None and timed(profile, buckets)}
         machines, present_codec = costs.machines(), "" if exchange.choice.plan is not None else exchange.choice.codec
-        worth = (
-            sum(numel.values()) * np.dtype(np.float32).itemsize >= exchange.session.config.min_compress_bytes
-        )  # else a step is hardly the link's
+        nbytes = sum(spec.numel * itemsizes[spec.name] for spec in specs)
+        worth = nbytes >= exchange.session.config.min_compress_bytes  # else a step is hardly the link's
         plans = len({(spec.group, spec.dtype) for spec in specs}) == 1 and worth and not steering.rechecks
         present = costs.present_buckets()
         found = outlook(profile, machines, step_ms, present, layouts, present_codec, plans, steering.tries_plain and loss_of(present) > 0)

@@ -25,6 +25,7 @@ import torch
 
 from psgc.diagnostics.machine import machine
 from psgc.errors import ConfigError, UsageError
+from psgc.layout import ITEM_BYTES
 from psgc.plan.inputs.observed import LEAST_ITERATIONS, Iteration, profile_of, unsteady
 from psgc.plan.inputs.profile import Profile
 from psgc.torch.gradients.buckets import GradientBucket
@@ -178,8 +179,9 @@ def profile_model(
     if recorder.complete < warm_up + iterations + 1:
         raise UsageError("profile_model: step_fn computed no gradient of the model; it must run forward and backward")
     shapes = {label: tuple(parameter.shape) for label, parameter in watched.items()}
-    profile = _profile(recorder.iterations(warm_up), shapes, name or type(model).__name__, sample)
-    for warning in unsteady(profile):
+    itemsizes = {label: parameter.element_size() for label, parameter in watched.items()}
+    profile = _profile(recorder.iterations(warm_up), shapes, itemsizes, name or type(model).__name__, sample)
+    if warning := unsteady(profile):
         logger.warning("%s", warning)
     return profile
 
@@ -189,11 +191,13 @@ def _hook(recorder: Recorder, name: str) -> Callable[[torch.Tensor], None]:
 
 
 def _profile(
-    iterations: Sequence[Iteration], shapes: Mapping[str, tuple[int, ...]], model: str, sample: torch.Tensor, of_ranks: int = 1
+    iterations: Sequence[Iteration], shapes: Mapping[str, tuple[int, ...]], itemsizes: Mapping[str, int], model: str, sample: torch.Tensor, of_ranks: int = 1,
 ) -> Profile:  # fmt: skip
     date = datetime.now(timezone.utc).isoformat(timespec="seconds")
     numel = {name: math.prod(shape) for name, shape in shapes.items()}
-    found = profile_of(iterations, numel, model=model, hardware=hardware_of(sample), date=date, shapes=shapes, of_ranks=of_ranks)
+    found = profile_of(
+        iterations, numel, model=model, hardware=hardware_of(sample), date=date, shapes=shapes, itemsizes=itemsizes, of_ranks=of_ranks
+    )
     return replace(found, device=sample.device.type, compute_threads=0 if sample.is_cuda else torch.get_num_threads())
 
 
@@ -238,9 +242,10 @@ class JobObserver(Observer):
         if config.profile_only:  # else it may be this rank alone that observes, and the others would not take part
             iterations = of_the_slowest(session, iterations)
         if session.whole.rank == 0:
-            shapes = {spec.name: tuple(spec.shape) for spec in self._exchange.specs if spec.numel}
+            specs = [spec for spec in self._exchange.specs if spec.numel]
+            shapes, itemsizes = {spec.name: tuple(spec.shape) for spec in specs}, {spec.name: ITEM_BYTES[spec.dtype] for spec in specs}
             of_ranks = session.size if config.profile_only else 1
-            write_whole(Path(config.profile), _profile(iterations, shapes, "", self._sample, of_ranks))
+            write_whole(Path(config.profile), _profile(iterations, shapes, itemsizes, "", self._sample, of_ranks))
         if config.profile_only:
             sys.exit(0)
 
