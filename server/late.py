@@ -45,7 +45,8 @@ class Late:
 
     tardy: contributions to the step that is being completed, which was closed without them; closed: the step under way takes no more; folded: slots that the
     sum under way is past; queued: ranks on whose present connection ``earlier`` has been queued, as bits; first: a rank that the last step was closed
-    with, and what it said; held_up_by: the rank whose late contribution the step under way has waited for at the last; -1: nobody's."""
+    with, and what it said; held_up_by: the rank whose late contribution the step under way has waited for at the last; -1: nobody's; dropped: the
+    ranks have not applied the last step, and nothing gives it back, so that what came late for it is in no sum either."""
 
     most: int
     owed: list[Owed] = field(default_factory=list)
@@ -56,6 +57,7 @@ class Late:
     folded: int = 0
     first: tuple[int, Contribution] | None = None
     held_up_by: int = -1
+    dropped: bool = False
 
     def take_up(self, kept: KeptLate) -> None:
         """Go on from what a former process has kept."""
@@ -76,17 +78,21 @@ class Late:
 
     @property
     def slots(self) -> list[int]:
-        """Slots that hold payloads, in the order of their ranks."""
-        return [slot for slot, owed in enumerate(self.owed) if owed.payload_bytes]
+        """Slots that hold payloads of the sum under way, in the order of their ranks."""
+        return [slot for slot, owed in enumerate(self._summed) if owed.payload_bytes]
 
     @property
     def poisoned(self) -> bool:
-        return any(owed.nonfinite for owed in self.owed)
+        return any(owed.nonfinite for owed in self._summed)
+
+    @property
+    def _summed(self) -> list[Owed]:
+        return [] if self.dropped else self.owed
 
     @property
     def contributors(self) -> int:
         """How many late contributions are in the sum under way, once all have come."""
-        return sum(owed.came and not owed.skipped for owed in self.owed)
+        return sum(owed.came and not owed.skipped for owed in self._summed)
 
     def take(self, rank: int, contribution: Contribution) -> int:
         """A late contribution has come. Returns the slot for its payload."""
@@ -102,7 +108,7 @@ class Late:
         rank, said = next(iter(contributions.items()))
         said.payload = None
         self.first = rank, said
-        self.closed, self.folded = False, 0
+        self.closed, self.folded, self.dropped = False, 0, False
 
 
 @dataclass(slots=True)

@@ -136,6 +136,8 @@ class KeyState:
             return [self._ack(rank, header.step)]
         self.contributions[rank] = contribution
         self.poisoned |= contribution.nonfinite
+        if self.late is not None:
+            self.late.dropped = contribution.previous_skipped and not self.spec.pull_feedback
         if self.late is not None and self._may_close(self.late):
             self.late.closed, self.late.held_up_by = True, -1
         actions = self._advance()
@@ -256,9 +258,8 @@ class KeyState:
         if not self.contributions:
             return []
         missing = [rank for rank in self.spec.ranks if not self._settled(rank) or rank in self.withdrawn]
-        if self.late is not None and len(missing) <= self.late.most:
-            return self.late.awaited
-        return missing
+        late = self.late
+        return late.awaited if late is not None and self._needs_no_more(late, len(missing)) else missing
 
     def wait_text(self, missing: str, more: str = "") -> str:
         """A log line on what is awaited from the ranks ``missing``. more: words on further keys that are awaited from them."""
@@ -323,7 +324,12 @@ class KeyState:
 
     def _may_close(self, late: Late) -> bool:
         """Whether the step under way need not wait for anybody any more."""
-        return len(self.contributions) >= len(self.spec.ranks) - late.most and not late.awaited
+        return self._needs_no_more(late, len(self.spec.ranks) - len(self.contributions)) and not late.awaited
+
+    def _needs_no_more(self, late: Late, missing: int) -> bool:
+        """Whether the step may be closed without ``missing`` ranks, once everything has come that the last one was closed without. A sum of skips alone waits
+        for all: SKIPPED says that every rank has skipped, and leaves gradients as they are."""
+        return missing <= late.most and (not missing or bool(late.awaited or self._contributors()))
 
     def _take_late(self, late: Late, rank: int, header: Header, payload: Any) -> list[Action]:
         """The last step was closed without this."""
@@ -337,6 +343,10 @@ class KeyState:
 
     def _keep_late(self, late: Late, rank: int, contribution: Contribution) -> KeepLate:
         assert self.result is not None
+        if (
+            self.result.flags & Flag.NONFINITE
+        ):  # all others have dropped their contributions to that step, and this rank will, residual and all
+            contribution = Contribution(None, True, False, contribution.previous_skipped, contribution.rescale)
         slot = late.take(rank, contribution)
         return KeepLate(slot, contribution.payload, Commit(self.spec.key, self.result, False, self.add_back, self.rescale, late.kept))
 

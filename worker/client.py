@@ -257,7 +257,7 @@ class Client:
         """The part's result has been taken: its next step may begin."""
         part = self.parts[key]
         assert part.phase is Phase.DECODING, part
-        part.phase = Phase.IDLE
+        part.phase, part.is_new = Phase.IDLE, False
         self._outstanding.discard(key)
 
     def disconnected(self, server: int) -> None:
@@ -377,6 +377,12 @@ class Client:
             )
         if header.step < part.step or part.phase not in (Phase.SENT, Phase.ACKED):
             return []
+        may_be_without = self.incarnation and part.is_new  # the step may have been taken while this rank had no process
+        if header.flags & Flag.SKIPPED and not part.said.skip and not may_be_without:
+            text = f"step {part.step} of {part.place.name!r} (key {key_text(part.place.key)})"
+            return [
+                Failed(f"server {part.place.server} says that every rank skipped {text}, to which this rank has contributed a gradient")
+            ]
         self.servers[part.place.server].sending.give_back(part)
         part.phase = Phase.DECODING
         self._count(part, header)

@@ -182,6 +182,8 @@ class Oracle:
         pushing = [rank for rank in spec.ranks if rank not in word.skipping and rank not in left_out]
         before = self.word(layout, bucket, step - 1) if self.late.get((key, step - 1)) else word
         late = sorted(self.late.get((key, step - 1), frozenset()) - before.skipping)
+        if late and (self._outcomes[key, step - 1].flags == Flag.NONFINITE or (word.previous_skipped and not spec.pull_feedback)):
+            late = []  # of a step that all others have dropped
         contributors = len(pushing) + len(late)
         if not contributors:
             return Outcome(Flag.SKIPPED, 0)

@@ -22,6 +22,7 @@ from simulation import Scenario, World, simulate
 
 from psgc.server.late import NOTHING_LATE, Late
 from psgc.server.step import Action, KeepLate, KeyState, Result
+from psgc.wire.frames import Flag
 
 SAMPLE = 120
 CHUNK = 40
@@ -57,7 +58,14 @@ class BackupWorld(World):
     def closed(self, state: KeyState, result: Result) -> None:
         """Told before the result is sent."""
         without = frozenset(state.spec.ranks).difference(state.contributions)
-        most = self.scenario.backup if self.oracle.layout(state.spec.key).name == "model" else 0
+        layout = self.oracle.layout(state.spec.key)
+        most = self.scenario.backup if layout.name == "model" else 0
+        if result.flags & Flag.SKIPPED:
+            skipping = self.oracle.word(layout, state.spec.key >> 24 & 0xFFFFFF, result.step).skipping
+            check(
+                skipping.issuperset(state.spec.ranks),
+                lambda: f"step {result.step} of key {state.spec.key:#x} is SKIPPED, but only {set(skipping)} skip",
+            )
         check(len(without) <= most, lambda: f"step {result.step} of key {state.spec.key:#x} is without {set(without)}, at most {most}")
         self.oracle.late[state.spec.key, result.step] = without
         self.late.update(without)
@@ -141,6 +149,7 @@ CRASHING = replace(ROUGH, backup=2, crashes=6, crash_every_s=0.02, restart_s=0.0
 CUT = replace(
     ROUGH, servers=1, parts=(1,), names=0, broadcasts=0, steps=24, backup=2, local=0.0, cuts=40, cut_every_s=0.01
 )  # nothing else holds quick ranks back
+PLAIN = replace(ROUGH, codec="none")  # nothing gives a step back that the trainer drops
 MANY = replace(ROUGH, workers=20, servers=1, parts=(1,), steps=6, backup=12, work_s=0.01)
 Mutation = Callable[[], AbstractContextManager[Any]]
 
@@ -151,6 +160,18 @@ def _method(cls: type, name: str, make: Callable[[Any], Any]) -> Mutation:
 
 def _answers_first(take_late: Any) -> Any:
     return lambda *said: sorted(take_late(*said), key=lambda action: isinstance(action, KeepLate))
+
+
+def _keeps_all(keep_late: Any) -> Any:
+    def wrong(self: KeyState, late: Late, rank: int, contribution: Any) -> Any:
+        result = self.result
+        assert result is not None
+        self.result = result._replace(flags=Flag.NONE)
+        kept = keep_late(self, late, rank, contribution)
+        self.result = result
+        return kept._replace(commit=kept.commit._replace(result=result))
+
+    return wrong
 
 
 def _never_closed(contribute: Any) -> Any:
@@ -191,12 +212,15 @@ MUTATIONS: dict[str, tuple[Scenario, Mutation]] = {
     "what is late keeps its own step's unit": (ROUGH, _method(KeyState, "_fold_late", lambda fold_late: lambda self, late: (
         fold := fold_late(self, late)) and fold._replace(rescale=1.0))),
     "NaN that comes late is not heeded": (ROUGH, lambda: patch.object(Late, "poisoned", property(lambda _: False))),
+    "a step of which only skips have come is closed": (ROUGH, _method(KeyState, "_needs_no_more", lambda _: lambda self, late, missing: missing <= late.most)),
+    "what comes late for a step that is not finite is in the next sum": (ROUGH, _method(KeyState, "_keep_late", _keeps_all)),
+    "what comes late for a step that the trainer drops is in the next sum": (PLAIN, lambda: patch.object(Late, "_summed", property(lambda late: late.owed))),
     "of many who are late only a block is added": (MANY, _method(KeyState, "_fold_late", lambda fold_late: lambda self, late: (
         None if late.folded else fold_late(self, late)))),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("scenario", [ROUGH, CRASHING, CUT, MANY], ids=["rough", "crashing", "cut", "many"])
+@pytest.mark.parametrize("scenario", [ROUGH, CRASHING, CUT, PLAIN, MANY], ids=["rough", "crashing", "cut", "plain", "many"])
 def test_while_no_rule_is_broken_nothing_is_seen(scenario: Scenario) -> None:
     simulate_many(scenario)
 

@@ -578,6 +578,29 @@ def test_a_payload_may_be_overwritten_once_its_result_begins_to_come_and_a_serve
     assert not client.awaits(0, coming), "the trainer may have changed what it got"
 
 
+def test_a_rank_that_has_a_gradient_and_hears_that_every_rank_skipped_ends_the_job_unless_the_step_was_taken_while_it_had_no_process() -> (
+    None
+):
+    for incarnation in (0, 1):
+        client = a_client()
+        client.incarnation = incarnation
+        client.connected(0, 0.0)
+        client.receive(0, from_server(Kind.HELLO), None, 0.0)
+        client.receive(0, from_server(Kind.WINDOW, step=OPEN), None, 0.0)
+        for step in range(1, 3 + incarnation):
+            client.submit(0, 0.0, 10, skip=step == 1 and not incarnation)
+            (action,) = client.receive(0, from_server(Kind.RESULT, step=step, flags=Flag.SKIPPED), None, 0.0)
+            if step == 1:
+                assert not isinstance(action, Failed), "it has skipped, too, or the step was without it"
+                client.taken(0)
+                continue
+            assert isinstance(action, Failed)
+            assert action.text == (
+                f"server 0 says that every rank skipped step {step} of 't0' (key 0.0.0), to which this rank has contributed a gradient"
+            )
+            break
+
+
 @given(
     st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 40), st.lists(st.tuples(st.integers(0, 5), st.booleans()), max_size=60)
 )  # fmt: skip

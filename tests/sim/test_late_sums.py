@@ -232,3 +232,64 @@ def test_a_process_that_follows_knows_the_result_before_the_last_and_who_is_late
     assert again.keys[KEY].kept == store.keys[KEY].kept
     assert again.keys[KEY].kept.late == late.kept
     assert again.keys[KEY].late_payload(0).tobytes() == b"12345"
+
+
+def said(state: KeyState, rank: int, step: int, flags: Flag = Flag.NONE, skip: bool = False) -> list[Action]:
+    """A rank's contribution; what the server folds for it is finite."""
+    header = Header(Kind.SKIP if skip else Kind.PUSH, Flag.WANT_RESULT | flags, key=KEY, step=step, payload_bytes=0 if skip else 8)
+    actions = state.contribute(rank, header, None if skip else b"payload!")
+    for action in actions:
+        if isinstance(action, Fold):
+            actions = [*actions, *state.folded(action.last, 8, False, action.slot)]
+    return actions
+
+
+def results(actions: list[Action]) -> list[tuple[int, Result]]:
+    return [(action.rank, action.result) for action in actions if isinstance(action, Reply) and action.result is not None]
+
+
+def test_a_step_of_which_only_skips_have_come_waits_for_every_rank_and_names_those_that_it_waits_for() -> None:
+    state = KeyState(KeySpec(KEY, NUMEL, range(4), 0, 0, backup=1))
+    for rank in (0, 1, 2):
+        assert results(said(state, rank, 1, skip=True)) == []
+    assert state.awaited() == [3], "rank 3 may have a gradient, of which SKIPPED would say that there is none"
+    assert sorted(rank for rank, _ in results(said(state, 3, 1))) == [0, 1, 2, 3]
+    assert state.result is not None
+    assert (state.result.flags, state.result.contributors) == (Flag.NONE, 1)
+    for rank in (0, 1, 2):
+        said(state, rank, 2, skip=True)
+    assert [result.flags for _, result in results(said(state, 3, 2, skip=True))] == [Flag.SKIPPED] * 4
+
+
+def test_what_came_late_is_enough_for_a_step_of_skips() -> None:
+    state = KeyState(KeySpec(KEY, NUMEL, range(3), 0, 0, backup=1))
+    said(state, 0, 1)
+    said(state, 1, 1)
+    said(state, 2, 1)  # late
+    said(state, 0, 2, skip=True)
+    assert sorted(rank for rank, _ in results(said(state, 1, 2, skip=True))) == [0, 1]
+
+
+def test_what_comes_late_for_a_step_that_was_not_finite_counts_as_a_skip() -> None:
+    state = KeyState(KeySpec(KEY, NUMEL, range(3), 0, 0, backup=1))
+    said(state, 0, 1, Flag.NONFINITE)
+    said(state, 1, 1)
+    keep, reply = said(state, 2, 1)
+    assert isinstance(keep, KeepLate)
+    assert isinstance(reply, Reply)
+    assert (keep.payload, keep.commit.late.owed) == (None, (Owed(2, True, skipped=True),))
+    assert reply.header.flags == Flag.NONFINITE
+    said(state, 0, 2)
+    assert results(said(state, 1, 2))[0][1].contributors == 2
+
+
+@pytest.mark.parametrize("gives_back", [False, True])
+def test_what_comes_late_for_a_step_that_the_trainer_drops_is_dropped_unless_the_server_gives_that_step_back(gives_back: bool) -> None:
+    state = KeyState(KeySpec(KEY, NUMEL, range(3), 0, 0, pull_feedback=gives_back, backup=1))
+    said(state, 0, 1)
+    said(state, 1, 1)
+    said(state, 2, 1)  # late
+    said(state, 0, 2, Flag.PREVIOUS_SKIPPED)
+    said(state, 1, 2, Flag.PREVIOUS_SKIPPED)
+    assert state.result is not None
+    assert (state.result.step, state.result.contributors) == (2, 2 + gives_back)

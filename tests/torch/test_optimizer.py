@@ -12,6 +12,7 @@ from torch import nn
 
 import psgc.torch as psgc
 from psgc.errors import CodecError, UsageError
+from psgc.torch.tensors.buffers import TensorsBuffer
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -171,3 +172,19 @@ def test_an_optimizer_of_an_ended_session_says_so() -> None:
     psgc.init()
     with pytest.raises(UsageError, match="shut down"):
         step(model, optimizer)
+
+
+def test_a_gradient_in_a_step_that_was_taken_without_this_rank_and_that_all_others_skipped_is_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = model_of(3, 2)
+    optimizer = psgc.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters())
+    step(model, optimizer)
+    before, store = [parameter.detach().clone() for parameter in model.parameters()], TensorsBuffer.store
+    with monkeypatch.context() as patching:
+        patching.setattr(TensorsBuffer, "store", lambda self, skipped: store(self, True))
+        step(model, optimizer)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    step(model, optimizer)
+    assert not any(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))

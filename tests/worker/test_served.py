@@ -16,8 +16,8 @@ from tests.jobs.array_buffer import ArrayBuffer
 from tests.worker.served_bucket import ServedBucket
 
 
-def bucket_of(codec: str) -> ServedBucket:
-    specs = (TensorSpec("w", (3000,), "float32"), TensorSpec("b", (3000,), "float32"))
+def bucket_of(codec: str, numel: int = 6000) -> ServedBucket:
+    specs = (TensorSpec("w", (numel - 3000,), "float32"), TensorSpec("b", (3000,), "float32"))
     declaration = Declaration("m", "plan", specs, codec, True, order=(0, 1), used=(0, 1), part_bytes=1 << 14, min_compress_bytes=0)
     layout = build_layout(declaration, layout_id=1, servers=1, workers=2, used_by_all=frozenset((0, 1)))
     return ServedBucket(layout, layout.buckets[0])
@@ -113,6 +113,26 @@ def test_slots_of_an_uncompressed_bucket_lie_in_one_row_and_a_gradient_there_is_
         served.decode(part, Flag.NONE, np.full(part.numel, 7, np.float32).view(np.uint8))
     assert (buffer.array == 7).all()
     contributions.close()
+
+
+def test_a_slice_that_all_ranks_skip_becomes_zeros_where_another_slice_has_what_came_late_and_else_stays_as_it_is() -> None:
+    numel = 40_000
+    served, buffer = bucket_of("none", numel), ArrayBuffer(np.arange(numel, dtype=np.float32))
+    before = buffer.array.copy()
+    first, *others = served.bucket.parts
+    assert others
+    for has_result in (False, True):
+        served.begin(buffer, skip=True)
+        for part in served.bucket.parts:
+            served.encode(part)
+            some = has_result and part is first
+            served.decode(part, Flag.NONE if some else Flag.SKIPPED, np.full(part.numel, 7, np.float32).view(np.uint8) if some else None)
+        served.store()
+        assert buffer.skipped == (not has_result)
+        if not has_result:
+            np.testing.assert_array_equal(buffer.array, before)
+    assert (buffer.array[: first.numel] == 7).all()
+    assert not buffer.array[first.numel :].any()
 
 
 def test_a_nan_is_an_error_only_where_that_is_asked_for_and_names_its_tensor() -> None:

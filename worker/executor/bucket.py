@@ -109,7 +109,12 @@ class BucketWork:
     def store(self) -> None:
         """All parts are through: give the aggregate to its tensors."""
         assert self._buffer is not None
-        self._buffer.store(not any(part.agreement.control.contributed for part in self.parts))
+        without = [part for part in self.parts if not part.agreement.control.contributed]
+        skipped = len(without) == len(self.parts)
+        if not skipped:  # of some parts: all ranks have skipped, and what had come late is in the sums of the others
+            for part in without:
+                part.clear()
+        self._buffer.store(skipped)
         self._buffer = None
 
     @property

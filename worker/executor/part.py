@@ -92,6 +92,9 @@ class GroupPart:
             self._numbers.divide(self._divisor)
         self._numbers.to_device()
 
+    def clear(self) -> None:
+        self._numbers.fill((0, self.program.numel), 0)
+
     def has_result(self, first: int) -> bool:
         # Where some rank met a NaN or infinity in what it encoded, the piece that begins there has no result.
         has_none = self.program.encodes > 0 and self._numbers.is_nan(first - self.offset)

@@ -181,7 +181,7 @@ class ServedPart:
         self.agreement.agreed(Control(not skipped, nonfinite, False))
         initial, self._initial = self._initial is not None, None
         if not skipped and nonfinite:
-            self._fill_nan()
+            self._fill(np.nan)
         elif not skipped:
             self._apply(payload, own=not self._step.submission.skip and not self._step.encoded.nonfinite and not initial)
         return key
@@ -193,11 +193,11 @@ class ServedPart:
         else:
             self._placed.state.take(index, payload)
 
-    def _fill_nan(self) -> None:
+    def _fill(self, value: float) -> None:
         if self._device is not None:
-            self._device.fill(*self._slice, np.nan)
+            self._device.fill(*self._slice, value)
         else:
-            self._step.array.fill(np.nan)
+            self._step.array.fill(value)
 
     def _apply(self, payload: Bytes, own: bool) -> None:
         """Make the slice the aggregate. own: this rank's payload is part of it; commit what that has left out."""
@@ -214,6 +214,9 @@ class ServedPart:
 
     def end(self) -> None:
         """Nothing is left to do."""
+
+    def clear(self) -> None:
+        self._fill(0.0)
 
     def has_result(self, first: int) -> bool:
         return self.agreement.control.contributed and not self.agreement.control.nonfinite

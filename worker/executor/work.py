@@ -69,6 +69,9 @@ class PartWork(Protocol):
     def end(self) -> None:
         """All steps are over, and what ranks agree on is known."""
 
+    def clear(self) -> None:
+        """The step, which is over, has no result of this part, but one of others of its bucket: the elements become zeros."""
+
     def has_result(self, first: int) -> bool:
         """Whether the step has a result of the slice that begins with this element of the bucket."""
 

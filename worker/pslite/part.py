@@ -83,6 +83,9 @@ class PsLitePart:
     def end(self) -> None:
         """Nothing is left to do."""
 
+    def clear(self) -> None:
+        self._array.fill(0)
+
     def has_result(self, first: int) -> bool:
         return True
 

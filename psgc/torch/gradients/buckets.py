@@ -172,9 +172,14 @@ class GradientBucket(SentBucket):
         self.buffer.arrive()
 
     def deliver(self) -> None:
-        """The step is done: gradients that did not exist get made, unless every rank skipped or the parameter was frozen."""
+        """The step is done: gradients that did not exist get made, unless every rank skipped or the parameter was frozen. Where a rank has one of its own in a
+        step that was taken without it, and that all others skipped, it is dropped."""
         self.arrive()
-        if not self.buffer.skipped:
+        if self.buffer.skipped:
+            for gradient in self.gradients:
+                if gradient.seen is not None:
+                    gradient.parameter.grad = None
+        else:
             for gradient, made in zip(self.gradients, self.buffer.made, strict=True):
                 gradient.zero = None
                 if made is not None and gradient.parameter.requires_grad:
