@@ -4,11 +4,13 @@ A result that has left is on the standby, and so is whatever it was made of: a m
 while something that was committed of it is under way to the standby, nothing of the key is sent, and nothing is written to its memory, from where it is sent.
 
 Invariants: effects of a key are released in the order in which they came; marks are acknowledged in their order; what was under way on a connection that broke
-is under way until all of the next one's first sending has come.
+is under way until all of the next one's first sending has come. What a connection is sent first is sent key by key, each as it then is, and meanwhile whatever
+is committed joins it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -23,28 +25,58 @@ class Held:
     """See the module's text. A mark is a number that is sent behind what was committed, and acknowledged by the standby."""
 
     up: bool = False  # whether there is a connection, to which all has been sent
+    _rest: dict[int, None] | None = None  # keys of which the connection has not been sent yet what is kept; None: there is no connection
     _mark: int = 1  # the last one
     _done: int = 0  # the last one that was acknowledged
     _all: int = 1  # behind all that the connection is sent first, or that the next one will be
     _of_key: dict[int, int] = field(default_factory=dict)  # behind what was last committed of it
     _waiting: dict[int, list[Effect]] = field(default_factory=dict)  # by mark
 
-    def connected(self) -> int:
-        """There is a connection. Returns the mark to be sent behind everything that the server keeps."""
-        self.up = True
-        return self._all
+    @property
+    def connection(self) -> bool:
+        """Whether there is a connection."""
+        return self._rest is not None
+
+    def connected(self, keys: Iterable[int]) -> None:
+        """There is a connection. keys: all of which the server keeps something."""
+        self._rest = dict.fromkeys(keys)
 
     def disconnected(self) -> None:
         """What was under way may be lost."""
+        self._rest = None
+        self._begin_anew()
+
+    def taken_up(self, keys: Iterable[int]) -> None:
+        """This process has found what a former one has kept of these keys, all of which the standby may lack."""
+        self._begin_anew()
+        if self._rest is not None:
+            self._rest.update(dict.fromkeys(keys))
+
+    def _begin_anew(self) -> None:
         if self.up:
             self.up = False
             self._mark += 1
             self._all = self._mark
 
+    def next_key(self) -> int | None:
+        """The next key of which all that is kept is to be sent, on a connection; None if there is none left: then comes ``all_sent``."""
+        if not self._rest:
+            return None
+        key = next(iter(self._rest))
+        del self._rest[key]
+        return key
+
+    def all_sent(self) -> int:
+        """Of each key what is kept has been sent. Returns the mark to be sent behind that."""
+        self.up = True
+        return self._all
+
     def committed(self, key: int) -> int | None:
-        """Something of the key was committed. Returns the mark to be sent behind it, or None where it will be sent on the next connection."""
+        """Something of the key was committed. Returns the mark to be sent behind it, or None where it will be sent before ``all_sent``."""
         if not self.up:
             self._of_key[key] = self._all
+            if self._rest is not None:
+                self._rest[key] = None
             return None
         self._mark += 1
         self._of_key[key] = self._mark

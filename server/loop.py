@@ -235,7 +235,7 @@ class Server:
         """Forget a connection if it is closed; its worker makes another."""
         serving = self._serving
         if serving.replica is not None and link.owner is serving.replica.link:
-            serving.replica.look(serving.store.written(), time.monotonic())
+            serving.replica.look(time.monotonic())
             return
         if link.closed:
             self._links.discard(link)
@@ -319,8 +319,8 @@ class Server:
         if config.standby:
             self._take_over()
         if topology.standby:
-            self._serving.replica = replica = Replica(config, topology, self._links, time.monotonic())
-            replica.look(self._serving.store.written(), time.monotonic())
+            self._serving.replica = replica = Replica(config, topology, self._links, self._serving.store, time.monotonic())
+            replica.look(time.monotonic())
         self._open_gate()
         self._admitted_at = time.monotonic()
         if self._trace is not None:

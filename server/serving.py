@@ -173,11 +173,10 @@ class Serving:
     def _retire(self, retire: Retire) -> None:
         for key in retire.keys:
             del self._works[key]
-        stores = [self.store.keys[key] for key in retire.keys]
         self.store.remove_keys(retire.keys)
         if self.replica is not None:
-            for key, store in zip(retire.keys, stores, strict=True):
-                self.replica.committed(key, store.written())
+            for key in retire.keys:
+                self.replica.committed(key, self.store.written(key))
 
     def _from_pool(self, folded: Folded) -> None:
         self._mailbox.put(self._folded, folded)
@@ -219,6 +218,8 @@ class Serving:
         if self._trace is not None:
             self._trace.laid_out(layout)
         keys = [self.store.keys[shape.key] for shape in shapes]
+        if follows and self.replica is not None:
+            self.replica.taken_up(by_key)
         if follows and any(key.removed for key in keys):
             self._retire(Retire(tuple(by_key)))
             state.forget(layout.id)
@@ -234,11 +235,12 @@ class Serving:
 
     def hear_standby(self, replica: Replica) -> None:
         """The standby has more of what was committed."""
+        now = time.monotonic()
         try:
-            self.do(replica.receive())
+            self.do(replica.receive(now))
         except RemoteProtocolError as error:
             self._fault(Fault(str(error)))
-        replica.look(self.store.written(), time.monotonic())
+        replica.look(now)
 
     def go_alone(self) -> None:
         """The standby's machine is lost: nothing waits for it any more."""
@@ -253,6 +255,6 @@ class Serving:
         if replica is None:
             return [], []
         if not replica.link.up:
-            replica.look(self.store.written(), now)
+            replica.look(now)
         text, over = replica.late(now, self._config.silence_s, self._config.step_timeout_s)
         return ([], [Fault(text)]) if over else ([text] if text else [], [])

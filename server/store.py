@@ -231,6 +231,7 @@ class Store:
     def __init__(self, former: Iterable[Segment] = (), keep: Callable[[int, Segment], None] | None = None) -> None:
         self.keys: dict[int, KeyStore] = {}
         self.weights: dict[int, Versions] = {}
+        self._removed: dict[int, tuple[Written, ...]] = {}  # records of keys that were removed
         self._blocks = Blocks("psgc-store", former, keep)
 
     @property
@@ -249,19 +250,25 @@ class Store:
     def remove_keys(self, keys: Iterable[int]) -> None:
         """Give back the memory of keys that nobody needs any more."""
         for key in keys:
-            self.keys.pop(key).release()
+            of_key = self.keys.pop(key)
+            of_key.release()
+            self._removed[key] = tuple(of_key.written())
 
     def add_weights(self, key: int, rule: UpdateRule, pair: CodecPair, numel: int, ranks: int) -> None:
         """Hold weights, or take them up. Memory for versions is made as it is needed. A key that exists already stays as it is. Raises as ``add_keys``."""
         if key not in self.weights:
             self.weights[key] = Versions(key, rule, pair, numel, ranks, self._blocks)
 
-    def written(self) -> Iterator[Written]:
-        """All that a process in another place would have to know."""
-        for of_key in self.keys.values():
-            yield from of_key.written()
-        for weights in self.weights.values():
-            yield from weights.written()
+    @property
+    def known(self) -> list[int]:
+        """Keys of which a process in another place would have to know something."""
+        return [*self._removed, *self.keys, *self.weights]
+
+    def written(self, key: int) -> Iterable[Written]:
+        """All that it would have to know of the key: what is kept, or that it was removed."""
+        if key in self._removed:
+            return self._removed[key]
+        return self.keys[key].written() if key in self.keys else self.weights[key].written()
 
     def place(self, key: int, slot: int) -> Place:
         """Where a result, or a version of weights, lies."""

@@ -328,8 +328,8 @@ class Roster:
             standby.rank = standby.register.index
 
     def _elsewhere(self, servers: Sequence[Member]) -> list[int] | None:
-        """The number of each server's standby: on another machine, else of another launcher."""
-        for place in (_network, _launcher):
+        """The number of each server's standby: on another machine, else in another container (network) of one, else of another launcher."""
+        for place in (_machine, _network, _launcher):
             if (found := elsewhere([place(m) for m in servers], [place(m) for m in self._standbys])) is not None:
                 return found
         return None
@@ -347,9 +347,9 @@ class Roster:
 
     @property
     def at_one(self) -> bool:
-        """Whether some server's standby is on its machine, though of another launcher."""
+        """Whether some server's standby is on its machine, though in another container or of another launcher."""
         servers = {member.rank: member for member in self._server_members}
-        return any(_network(standby) == _network(servers[standby.rank]) for standby in self._standbys)
+        return any(_machine(standby) == _machine(servers[standby.rank]) for standby in self._standbys)
 
     def _tell_addresses(self) -> int:
         """Make what every member is told of all others. Returns the number of workers."""
@@ -404,6 +404,11 @@ def _process(register: Register) -> tuple[str, int, int]:
 
 def _launcher(member: Member) -> str:
     return f"{_network(member)}/{member.register.launcher}"
+
+
+def _machine(member: Member) -> str:
+    """Names the machine by its boot id, which containers of one have in common."""
+    return member.register.host.split("/")[0]
 
 
 def _network(member: Member) -> str:

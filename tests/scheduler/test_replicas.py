@@ -17,7 +17,7 @@ from tests.scheduler.talk import DEAD_S, JOB, Job, aborted, declaration, logged,
 
 def server(number: int, standby: bool = False, incarnation: int = 1, **other: Any) -> Any:
     fields = {
-        "host": f"boot/net{number}", "incarnation": incarnation, "lineage": 10 * number + 100 + standby, "launcher": 50 + number, "standby": standby,
+        "host": f"boot{number}/net", "incarnation": incarnation, "lineage": 10 * number + 100 + standby, "launcher": 50 + number, "standby": standby,
         "pid": 3000 + 100 * number + 10 * standby + incarnation, "index": -1 if standby else number,
         "address": f"tcp://host{number}:{90 + standby}",
     }  # fmt: skip
@@ -93,6 +93,31 @@ def test_launchers_on_one_machine_are_told_what_their_replicas_outlive() -> None
     actions = job.join("w0", _worker(0))
     assert "replicas outlive the launchers, not the machine" in logged(actions)
     assert topologies(actions)["s0"].standby == "tcp://host1:91"
+
+
+def told_standbys(hosts: list[str]) -> tuple[list[str], str]:
+    """The host of each server's standby, where server and standby of a number are on one host; and what is logged."""
+    job = Job(1, len(hosts), replicas=True)
+    for number, host in enumerate(hosts):
+        job.join(f"s{number}", server(number, host=host))
+        job.join(f"b{number}", server(number, standby=True, host=host))
+    actions = job.join("w0", _worker(0))
+    told = topologies(actions)
+    return [hosts[int(told[f"s{number}"].standby.split(":")[1].removeprefix("//host"))] for number in range(len(hosts))], logged(actions)
+
+
+def test_containers_of_one_machine_are_one_place_where_there_are_others() -> None:
+    hosts = ["A/net1/p", "A/net2/p", "B/net3/p", "B/net4/p"]
+    standbys, said = told_standbys(hosts)
+    assert [standby[0] for standby in standbys] == ["B", "B", "A", "A"]
+    assert "replicas outlive" not in said
+
+
+@pytest.mark.parametrize("hosts", [["A/net1/p", "A/net2/p"], ["A/net1/p", "A/net2/p", "A/net3/p", "B/net4/p"]])
+def test_containers_of_one_machine_stand_by_for_each_other_where_there_are_not_and_that_is_said(hosts: list[str]) -> None:
+    standbys, said = told_standbys(hosts)
+    assert all(standby != host for standby, host in zip(standbys, hosts, strict=True))
+    assert "replicas outlive the launchers, not the machine" in said
 
 
 @pytest.mark.parametrize(("replicas", "other", "said"), [

@@ -16,10 +16,11 @@ from sim_network import TORN, Place
 from sim_worker import SimWorker
 from simulation import Scenario, World
 
+from psgc.layout import Layout
 from psgc.scheduler.roster import Member
 from psgc.server.held import Held
-from psgc.server.replica import What
-from psgc.server.state import Commit, Effect, Restore
+from psgc.server.replica import GO_ON, What
+from psgc.server.state import Commit, Effect, Restore, specs_of
 from psgc.server.step import NO_SLOT
 from psgc.transport.security.handshake import ServerProof, WorkerProof, worker_key
 from psgc.wire.frames import Header, Kind
@@ -31,13 +32,15 @@ REPLICA_BYTES = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Losses(Scenario):
-    """lost: how many machines are lost, one after another, once steps are under way. standby_crashes: of standbys' processes, which others follow. aimed: a
-    connection to a standby is cut that carries something, and the server's machine is lost soon after that."""
+    """lost: how many machines are lost, one after another, once steps are under way. standby_crashes: of standbys' processes, which others follow. aimed at
+    "link": a connection to a standby is cut that carries something, and the server's machine is lost soon after that; at "process": the server's process
+    ends then, and the machine is lost soon after the next one serves; at "sent": the connection is cut, and the machine is lost soon after another has
+    brought all that is kept."""
 
     lost: int = 1
     lost_after_s: float = 0.1
     standby_crashes: int = 0
-    aimed: bool = False
+    aimed: str = ""
 
 
 class _Copy(Place):
@@ -57,6 +60,8 @@ class ReplicatedServer(SimServer):
         self.number = index  # of its machine
         self.mirroring = False
         self.held: Held | None = None
+        self._waits = False  # for GO_ON
+        self._adding: set[int] = set()  # keys of the layout that it is about to serve
         self.line: Line | None = None  # to its standby
         self.lost = False
         self.mirror_host = Host(self._ready_server, lambda _: None, self._server_proof)
@@ -71,7 +76,7 @@ class ReplicatedServer(SimServer):
         if self.standby:
             self.more |= {"standby": True, "lineage": 100 + self.number, "index": -1, "address": f"b{self.number}"}
             self.host.away = self.mirror_host.away = True
-        self.mirroring, self.held = False, None
+        self.mirroring, self.held, self._waits, self._adding = False, None, False, set()
         super()._begin()
 
     def crash(self) -> None:
@@ -150,10 +155,37 @@ class ReplicatedServer(SimServer):
 
     def _standby_up(self) -> None:
         assert self.held is not None
-        mark = self.held.connected()
-        for key in {*self.committed, *self.kept}:
+        self.held.connected(self._known)
+        self._feed()
+
+    @property
+    def _known(self) -> list[int]:
+        """Keys that this process serves, and of which something is kept."""
+        return [] if self.state is None else [key for key in {*self.committed, *self.kept} if key in self.state.keys or key in self._adding]
+
+    def _feed(self) -> None:
+        """One key, or none of them is left."""
+        assert self.held is not None
+        key = self.held.next_key()
+        self._waits = key is not None
+        if key is not None:
             self._replicate(key, True)
-        self._mark(mark)
+        self._mark(GO_ON if self._waits else self.held.all_sent())
+
+    def _add(self, layout: Layout) -> None:
+        assert self.state is not None
+        if self.held is not None:
+            self._adding = {spec.key for spec in specs_of(layout, self.index, self.state.workers)[0]}
+            self._take_up([key for key in self._known if key in self._adding])
+        super()._add(layout)
+        self._adding = set()
+
+    def _take_up(self, keys: list[int]) -> None:
+        """A former process has kept these."""
+        assert self.held is not None
+        self.held.taken_up(keys)
+        if self.held.connection and not self._waits:
+            self._feed()
 
     def _replicate(self, key: int, everything: bool, commit: Commit | None = None) -> None:
         """Send what is named by the key's newest record, or what the commit has written, and the record."""
@@ -174,7 +206,11 @@ class ReplicatedServer(SimServer):
 
     def _hear_standby(self, link: SimLink) -> None:
         for header, _ in link.receive():
-            if self.held is not None and self.line is not None and self.line.is_current(link):
+            if self.held is None or self.line is None or not self.line.is_current(link):
+                continue
+            if header.step == GO_ON:
+                self._feed()
+            else:
                 super()._apply(self.held.acknowledged(header.step))
 
     def _apply(self, effects: Iterable[Effect]) -> None:
@@ -273,10 +309,22 @@ class ReplicatedWorld(World):
         servers = [server for server in self.servers if isinstance(server, ReplicatedServer) and server.line is not None]
         for server in servers:
             if server.line is not None and server.line.busy and server.held is not None and server.held.up:
-                server.line.cut()
-                self.clock.after(self.scenario.weather.reconnect_s * (0.5 + 2 * self.rng.random()), self._lose, server)
+                if self.scenario.aimed == "process":
+                    server.crash()
+                else:
+                    server.line.cut()
+                if self.scenario.aimed != "link":
+                    self.clock.after(self.scenario.weather.delay_s, self._lose_soon, server)
+                else:
+                    self.clock.after(self.scenario.weather.reconnect_s * (0.5 + 2 * self.rng.random()), self._lose, server)
                 return
         self.clock.after(self.scenario.weather.delay_s * self.rng.random(), self._aim)
+
+    def _lose_soon(self, server: ReplicatedServer) -> None:
+        held = server.held
+        is_so = not server.down and not server.host.away and (self.scenario.aimed == "process" or held is None or held.up)
+        soon = self.scenario.weather.delay_s * self.rng.random()
+        self.clock.after(10 * soon if is_so else soon, self._lose if is_so else self._lose_soon, server)
 
     def _lose(self, aimed: ReplicatedServer | None = None) -> None:
         """Of servers that were not moved yet, one's machine."""

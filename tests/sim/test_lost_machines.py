@@ -82,7 +82,16 @@ ROUGH = Losses(
     weather=Weather(delay_s=0.002, slow=0.1, repeats=0.02, reconnect_s=0.02), chances=Chances(0.1, 0.05, 0.5, 0.5, 0.1),
 )  # fmt: skip
 CUTTING = replace(ROUGH, cuts=30, cut_every_s=0.003, crashes=2, crash_every_s=0.01, restart_s=0.01)
-AIMED = replace(ROUGH, aimed=True, lost_after_s=0.02, chances=Chances(), names=0, steps=12)
+AIMED = replace(ROUGH, aimed="link", lost_after_s=0.02, chances=Chances(), names=0, steps=12)
+FOLLOWED = replace(AIMED, aimed="process", restart_s=0.01, codec="none", parts=(1, 1, 1))
+SENT = replace(
+    AIMED,
+    aimed="sent",
+    parts=(3, 3, 3),
+    work_s=0.02,
+    codec="none",
+    weather=Weather(delay_s=0.003, slow=0.0, repeats=0.02, reconnect_s=0.002),
+)  # sums end while a connection is sent what is kept
 NARROW = replace(ROUGH, codec="none", window_bytes=1, parts=(3, 3), chances=Chances(skip=0.1))
 Mutation = Callable[[], AbstractContextManager[Any]]
 
@@ -108,9 +117,20 @@ def _not_lost(disconnected: Any) -> Any:
     return wrong
 
 
+def _forgets(committed: Any) -> Any:
+    def wrong(self: Held, key: int) -> int | None:
+        rest = None if self._rest is None else dict(self._rest)
+        mark = committed(self, key)
+        self._rest = rest
+        return mark  # type: ignore[no-any-return]
+
+    return wrong
+
+
 def _sends_nothing(self: ReplicatedServer) -> None:
     assert self.held is not None
-    self._mark(self.held.connected())
+    self.held.connected(())
+    self._feed()
 
 
 def _tells_no_worker(go_on_without: Any) -> Any:
@@ -137,13 +157,17 @@ MUTATIONS: dict[str, tuple[Losses, Mutation]] = {
     "windows grow before the standby knows of it": (NARROW, _does_not_wait(_says(Kind.WINDOW))),
     "what was under way on a broken connection counts as come": (AIMED, _method(Held, "disconnected", _not_lost)),
     "a new connection is not told what the last one has lost": (AIMED, _method(ReplicatedServer, "_standby_up", lambda _: _sends_nothing)),
+    "what a former process has kept is not sent": (FOLLOWED, _method(ReplicatedServer, "_take_up", lambda _: lambda *_: None)),
+    "what is committed while a connection is sent what is kept is forgotten": (SENT, _method(Held, "committed", _forgets)),
     "layouts are not served again": (ROUGH, _method(Declarations, "begins_anew", lambda _: lambda *_: None)),
     "workers do not hear where a server has moved": (ROUGH, _method(Membership, "_go_on_without", _tells_no_worker)),
     "servers do not hear that there is no standby any more": (ROUGH, _method(Membership, "_go_on_without", _tells_no_server)),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("scenario", [ROUGH, CUTTING, AIMED, NARROW], ids=["rough", "cutting", "aimed", "narrow"])
+@pytest.mark.parametrize(
+    "scenario", [ROUGH, CUTTING, AIMED, FOLLOWED, SENT, NARROW], ids=["rough", "cutting", "aimed", "followed", "sent", "narrow"]
+)
 def test_while_no_rule_is_broken_nothing_is_seen(scenario: Losses) -> None:
     run_many(scenario)
 

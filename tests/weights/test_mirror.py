@@ -106,7 +106,8 @@ def test_a_connection_that_breaks_anywhere_leaves_the_step_before_and_the_next_o
         standby.hear(store.keys[key].written(made), most)
         same(before, standby.taken_over())
     standby.reconnected()
-    standby.hear(store.written())
+    for of_key in store.known:
+        standby.hear(store.written(of_key))
     same(store, standby.taken_over())
 
 
@@ -121,13 +122,16 @@ def test_a_restored_residual_is_there_and_what_multiplies_it() -> None:
     assert residuals is not None and residuals[0][2000:3000].tobytes() == values.tobytes()
 
 
-def test_keys_that_were_removed_are_removed() -> None:
+@pytest.mark.parametrize("told", ["at once", "later"])
+def test_keys_that_were_removed_are_removed(told: str) -> None:
     store, standby = Store(), Standby()
     store.add_keys(SHAPES)
     standby.hear(store.keys[KEY].written(commit(store, KEY, 1, 0, True)))
-    of_key = store.keys[KEY]
     store.remove_keys([KEY])
-    standby.hear(of_key.written())
+    if told == "later":  # the connection broke before
+        standby.reconnected()
+    for of_key in [KEY] if told == "at once" else store.known:
+        standby.hear(store.written(of_key))
     taken = standby.taken_over()
     assert taken.keys[KEY].removed and not taken.keys[OTHER].removed
 
@@ -176,7 +180,8 @@ def test_weights_go_on_at_the_standby_as_at_the_server(rule: str) -> None:
         update(of, 8, payload)
     assert taken.place(KEY, 1).bytes.tobytes() == store.place(KEY, 1).bytes.tobytes(), "what the rule keeps is there, too"
     whole = Standby()
-    whole.hear(store.written())
+    for key in store.known:
+        whole.hear(store.written(key))
     following = Store(whole.mirror.segments)
     following.add_weights(KEY, parsed, pair, NUMEL, 2)
     assert following.weights[KEY].kept == weights.kept

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from psgc.processes.absence import Absence, younger
+from psgc.processes.breaks import Breaks
 from psgc.processes.reminder import Reminder
 
 NAMED_AFTER_S: Final = 3.0  # even the slowest link answers sooner, and a user who waits wants to know why
-REMADE: Final = 3  # a connection that breaks so often without progress may end the job
 AT_LEAST_S: Final = 10.0  # to reach the servers, even if the time to register is almost over
 
 
@@ -24,14 +24,13 @@ class _Limits(NamedTuple):
 
 @dataclass(slots=True)
 class _Connection:
-    """The connection to one server. since: when it went down; None while it is up. reached: whether the server has ever answered. remade: how often it was made
-    again without any progress; first: when the first of these was made."""
+    """The connection to one server. since: when it went down; None while it is up. reached: whether the server has ever answered. breaks: without any
+    progress."""
 
     since: float | None
     reached: bool = False
     named: Reminder | None = None
-    remade: int = 0
-    first: float = 0.0
+    breaks: Breaks = field(default_factory=Breaks)
 
 
 class Reach:
@@ -62,8 +61,7 @@ class Reach:
         connection = self._connections[server]
         if connection.since is None:
             connection.since = now
-            connection.first = connection.first if connection.remade else now
-            connection.remade += 1
+            connection.breaks.broke(now)
 
     def moved(self, server: int, address: str, now: float) -> None:
         """Another process serves in its place, at this address."""
@@ -73,13 +71,11 @@ class Reach:
     @property
     def unsteady(self) -> list[int]:
         """Servers whose connections have broken since something came through."""
-        return [server for server, connection in enumerate(self._connections) if connection.remade]
+        return [server for server, connection in enumerate(self._connections) if connection.breaks.count]
 
     def progress(self, server: int, moved: float) -> None:
         """moved: when something last got through to or from the server, or when nothing was awaited from it."""
-        connection = self._connections[server]
-        if moved > connection.first:
-            connection.remade = 0
+        self._connections[server].breaks.came_through(moved)
 
     def tick(self, now: float, remedy: Callable[[int], str]) -> tuple[list[tuple[int, str]], str | None]:
         """Lines about servers that cannot be reached, and the reason why the job must end, or None. remedy: what is wrong with the connection to
@@ -90,10 +86,10 @@ class Reach:
                 connection.since = None if connection.since is None else younger(connection.since, away, now)
         texts: list[tuple[int, str]] = []
         for server, connection in enumerate(self._connections):
-            if connection.remade >= REMADE and now - connection.first > self._limits.step_timeout_s:
+            if connection.breaks.last(now, self._limits.step_timeout_s):
                 return texts, (
-                    f"rank {self._rank}: the connection to server {server} at {self.addresses[server]} broke {connection.remade} times in "
-                    f"{now - connection.first:.0f} s and nothing came through: {remedy(server)}; gave up (PSGC_STEP_TIMEOUT_S)"
+                    f"rank {self._rank}: the connection to server {server} at {self.addresses[server]} {connection.breaks.text(now)}: "
+                    f"{remedy(server)}; gave up (PSGC_STEP_TIMEOUT_S)"
                 )
             if connection.since is None:
                 continue
