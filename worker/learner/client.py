@@ -17,7 +17,6 @@ import zmq
 from psgc.config import Config
 from psgc.errors import JobFailed, RemoteProtocolError
 from psgc.processes.mailbox import Mailbox
-from psgc.processes.reminder import Reminder
 from psgc.transport.host import host_id
 from psgc.transport.link_set import LinkSet
 from psgc.transport.memory.segment import Place
@@ -28,6 +27,7 @@ from psgc.transport.selection import transport
 from psgc.transport.server_link import Route, ServerLink
 from psgc.transport.watch import Watch
 from psgc.wire.learners import Enrol, learner_key, learner_number
+from psgc.worker.learner.contact import Contact
 from psgc.worker.learner.conversation import Conversation, Message, Values
 
 logger = logging.getLogger(__name__)
@@ -53,8 +53,7 @@ class LearnerClient:
 
         self._link = ServerLink(Route(0, by, at, False, by.dialer(at, config), proof), self._links)
         self._number = number
-        self._named: Reminder | None = Reminder(time.monotonic())  # while the connection is down
-        self._down_since = time.monotonic()
+        self._contact = Contact(time.monotonic())
         self._begun = self._leaves = False  # the syncer has been reached; this learner has nothing more to say
         self._thread = threading.Thread(target=self._run, name="psgc-learner", daemon=True)
         self._thread.start()
@@ -100,12 +99,12 @@ class LearnerClient:
             raise JobFailed(f"learner {self._talk.enrol.name}: {self._talk.failed}")
 
     def _give_up_if_late(self) -> None:
-        """Whoever waits gives up only while there is no connection: a slow one is not late."""
-        down, limit = time.monotonic() - self._down_since, self._limit_s()
-        if not self._talk.enrolled and down > limit[1]:
-            raise JobFailed(
-                f"learner {self._talk.enrol.name}: gave up after {down:.0f} s ({limit[0]}) without the syncer at {self._at}: {self._why}"
-            )
+        """Whoever waits gives up only while there is no connection, or none that lasts: a slow one is not late."""
+        name, limit_s = self._limit_s()
+        late = self._contact.late(time.monotonic(), limit_s)
+        if late is not None:
+            who = self._talk.enrol.name
+            raise JobFailed(f"learner {who}: gave up after {late[0]:.0f} s ({name}) without the syncer at {self._at}{late[1]}: {self._why}")
 
     @property
     def _why(self) -> str:
@@ -147,13 +146,15 @@ class LearnerClient:
     def _hear(self) -> None:
         for header, payload in self._link.receive():
             with self._changed:
+                before = self._talk.unanswered
                 try:
                     messages = self._talk.receive(header, payload)
                 except RemoteProtocolError as error:
                     self._talk.failed = f"the syncer at {self._at}: {error}"
                     messages = []
                 if self._talk.enrolled:
-                    self._begun, self._named = True, None
+                    self._begun = True
+                    self._contact.answered(time.monotonic(), progress=not before or self._talk.unanswered < before)
                 self._changed.notify_all()
             self._send(messages)
 
@@ -165,15 +166,15 @@ class LearnerClient:
                     messages = self._talk.connected()
                 else:
                     self._talk.disconnected()
-                    messages, self._down_since = [], now
-                    self._named = Reminder(now)
+                    messages = []
+                    self._contact.down(now)
             self._send(messages)
-        named = self._named
-        if named is not None and not self._leaves and named.due(now, self._config.silence_s):
+        with self._changed:
+            out = self._contact.due(now, self._config.silence_s)
+        if out is not None and not self._leaves:
             logger.warning(
-                "learner %s trains on without the syncer at %s, for %.0f s so far: %s", self._talk.enrol.name, self._at, now - self._down_since,
-                self._why,
-            )  # fmt: skip
+                "learner %s trains on without the syncer at %s, for %.0f s so far: %s", self._talk.enrol.name, self._at, out, self._why
+            )
 
     def _send(self, messages: Iterable[Message]) -> None:
         for header, payload in messages:

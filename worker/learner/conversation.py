@@ -67,6 +67,11 @@ class Conversation:
         """Whether an answer is to come."""
         return fragment in self._unanswered
 
+    @property
+    def unanswered(self) -> int:
+        """How many fragments wait for an answer."""
+        return len(self._unanswered)
+
     def leave(self) -> list[Message]:
         """Nothing more will be said."""
         self._leaving = True

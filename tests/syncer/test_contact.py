@@ -1,0 +1,72 @@
+"""A syncer that a learner does not reach is named, and whoever waits for it gives up in the end, however often the connection is made again."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+
+from psgc.worker.learner.contact import Contact
+
+SILENCE_S, LIMIT_S = 5.0, 600.0
+
+
+def breaking(
+    every_s: float, answers: Literal["nothing", "enrolled", "all"], until: float = 2000.0
+) -> tuple[list[float], tuple[float, str] | None]:
+    """The connection breaks every so many seconds, from second 10 on, and is made again half a second later. Returns when that was said, and how long whoever
+    waited has waited, with the reason, if that came to an end."""
+    contact, named, now = Contact(0.0), list[float](), 1.0
+    contact.answered(now, progress=True)
+    down = up = None
+    down = 10.0
+    while now < until:
+        now += 0.25
+        if now == down:
+            contact.down(now)
+            up = now + 0.5
+        if now == up:
+            down = now + every_s - 0.5
+            if answers != "nothing":
+                contact.answered(now, progress=answers == "all")
+        if contact.due(now, SILENCE_S) is not None:
+            named.append(now)
+        if (late := contact.late(now, LIMIT_S)) is not None:
+            return named, late
+    return named, None
+
+
+@pytest.mark.parametrize("every_s", [2.0, 4.0, 30.0])
+@pytest.mark.parametrize("answers", ["nothing", "enrolled"])
+def test_a_connection_that_breaks_again_and_again_before_what_is_awaited_came_through_is_no_contact(
+    every_s: float, answers: Literal["nothing", "enrolled"]
+) -> None:
+    named, late = breaking(every_s, answers)
+    assert named[0] <= 10.0 + SILENCE_S + 2 * every_s
+    assert len(named) < 20, "ever more rarely"
+    assert late is not None
+    assert LIMIT_S < late[0] <= LIMIT_S + 0.25
+    assert late[1].startswith(", to which the connection broke ") and late[1].endswith(" and nothing came through")
+
+
+def test_one_on_which_what_is_awaited_comes_through_is() -> None:
+    assert breaking(4.0, "all") == ([], None)
+
+
+def test_one_that_is_slow_is_not_late_and_one_that_is_down_is() -> None:
+    contact = Contact(0.0)
+    contact.answered(1.0, progress=True)
+    contact.down(10.0)
+    assert contact.due(14.0, SILENCE_S) is None
+    assert contact.due(15.0, SILENCE_S) == 5.0
+    contact.answered(20.0, progress=False)
+    assert contact.due(2000.0, SILENCE_S) is None and contact.late(2000.0, LIMIT_S) is None, "what is awaited may take its time"
+    contact.down(2000.0)
+    assert contact.late(2600.0, LIMIT_S) is None
+    assert contact.late(2601.0, LIMIT_S) == (601.0, "")
+
+
+def test_one_that_never_came_about_counts_from_the_beginning() -> None:
+    contact = Contact(100.0)
+    assert contact.due(105.0, SILENCE_S) == 5.0
+    assert contact.late(701.0, LIMIT_S) == (601.0, "")

@@ -1,0 +1,54 @@
+"""Whether a learner reaches its syncer: when that is said, and when whoever waits gives up. Pure: ``now`` is passed in.
+
+The syncer is reached once it has answered on a connection. One on which it has, but which breaks again and again before anything that is awaited comes through,
+is none. A slow one is not late.
+"""
+
+from __future__ import annotations
+
+from psgc.processes.breaks import MANY, Breaks
+from psgc.processes.reminder import Reminder
+
+
+class Contact:
+    """began: when the learner began."""
+
+    def __init__(self, began: float) -> None:
+        self._since: float | None = began  # when the syncer was last reached; None while it is
+        self._breaks = Breaks()
+        self._named: Reminder | None = Reminder(began)
+
+    def down(self, now: float) -> None:
+        """The connection has broken."""
+        self._since = now if self._since is None else self._since
+        self._breaks.broke(now)
+
+    def answered(self, now: float, progress: bool) -> None:
+        """The syncer has said something on this connection. progress: what was awaited, or nothing is."""
+        self._since = None
+        if progress:
+            self._breaks.came_through(now)
+        if self._out_of_reach(now) is None:
+            self._named = None
+
+    def _out_of_reach(self, now: float) -> float | None:
+        """For how many seconds; None where the syncer is reached."""
+        often = self._breaks.count >= MANY
+        if self._since is None and not often:
+            return None
+        return now - min(self._since if self._since is not None else now, self._breaks.first if often else now)
+
+    def late(self, now: float, limit_s: float) -> tuple[float, str] | None:
+        """For whoever waits: for how many seconds there was no contact, if that is longer than the limit, and what else is to be said of it."""
+        out = self._out_of_reach(now)
+        if out is None or out <= limit_s:
+            return None
+        return out, f", to which the connection {self._breaks.text(now)}" if self._breaks.count >= MANY else ""
+
+    def due(self, now: float, first_s: float) -> float | None:
+        """For how many seconds there has been no contact, where that is to be said now."""
+        out = self._out_of_reach(now)
+        if out is None:
+            return None
+        self._named = self._named or Reminder(now - out)
+        return out if self._named.due(now, first_s) else None
