@@ -26,6 +26,8 @@ from psgc.diagnostics.report import Launcher
 from psgc.errors import RemoteProtocolError
 from psgc.layout import Layout
 from psgc.observe.exporter import OF_SERVERS, Exporter, export
+from psgc.observe.lately import Shares
+from psgc.observe.others import beyond_others
 from psgc.observe.server_trace import server_trace
 from psgc.observe.table import member_families
 from psgc.processes.absence import Absence, younger
@@ -105,6 +107,9 @@ class Server:
         self._status: int | None = None
         self._reason = ""
         self._began = time.monotonic()
+        self._slept_s = 0.0  # of the loop
+        self._shares = Shares()  # of its sums and of its sleep
+        self._leaving = Shares()  # by rank, of results on their way
         self._life = Lifeline(
             config.root_endpoint, config.silence_s, config.dead_s, config.heartbeat_s, self._began, self._scheduler.nobody_listens
         )
@@ -154,7 +159,9 @@ class Server:
         things: list[Pollable] = [(self.mailbox, zmq.POLLIN), (self._links, zmq.POLLIN), *self._scheduler.pollables()]
         if self._gate is not None:
             things.append((self._gate, zmq.POLLIN))
-        ready = self._watch.wait(things, 0.0 if self._links.pending else next_tick - time.monotonic())
+        began = time.monotonic()
+        ready = self._watch.wait(things, 0.0 if self._links.pending else next_tick - began)
+        self._slept_s += time.monotonic() - began
         self._hear_scheduler(ready)
         if self.mailbox.fileno() in ready:
             for call, args in self.mailbox.drain(TURN_S):
@@ -416,9 +423,25 @@ class Server:
     def _report(self, now: float) -> Report:
         """This server's report to the scheduler."""
         serving, engine = self._serving, self._serving.engine
+        late: dict[str, list[float]] = {}
+        sums, sleeps = 0.0, 1.0
+        if self._state is not None:
+            late = self._late(self._state, now)
+            sums, sleeps = self._shares.grown(now, (self._state.punctuality.folds.so_far_s(now), self._slept_s)) or (sums, sleeps)
         return Report(
-            int(1e3 * (now - self._admitted_at)), serving.wire_bytes, busy_ms=engine.busy_ms, threads=engine.threads, folds=engine.folds
-        )
+            int(1e3 * (now - self._admitted_at)), serving.wire_bytes, busy_ms=engine.busy_ms, threads=engine.threads, folds=engine.folds, late=late,
+            sums_permille=_permille(sums), loop_permille=_permille(1.0 - sleeps),
+        )  # fmt: skip
+
+    def _late(self, state: ServerState, now: float) -> dict[str, list[float]]:
+        """As of ``Report.late``. Connections are only asked where somebody is late."""
+        late_ms = state.punctuality.late_ms(range(state.workers))
+        if not late_ms:
+            return {}
+        links = [state.peers.get(rank) for rank in range(state.workers)]
+        grown = self._leaving.grown(now, [0.0 if link is None or link.closed else link.leaving_s(now) for link in links])
+        more = beyond_others(dict(enumerate(grown)))
+        return {str(rank): [float(f"{number:.4g}") for number in (ms, min(1.0, more.get(rank, 0.0)))] for rank, ms in late_ms.items()}
 
     def _await_admission(self, now: float) -> None:
         config = self.config
@@ -482,3 +505,7 @@ class Server:
             self._succession.forget()
         if self._trace is not None:
             self._trace.close()
+
+
+def _permille(share: float) -> int:
+    return round(1e3 * min(1.0, max(0.0, share)))

@@ -16,6 +16,7 @@ from psgc.layout.update_rule import UpdateRule
 from psgc.processes.absence import Absence, younger
 from psgc.processes.reminder import LONGEST_S, Reminder
 from psgc.server.late import HeldUp
+from psgc.server.punctuality import KeyWaits, Punctuality
 from psgc.server.step import FOLD_RANKS, NO_SLOT, SMALL_BYTES, Action, Commit, Fold, KeepLate, Kept, KeySpec, KeyState, Lend, Reply, Restore
 from psgc.server.weights.kept import AnswerCommit, KeptWeights, VersionCommit
 from psgc.server.weights.key import WeightsKey
@@ -65,6 +66,7 @@ class _Key:
     state: KeyState | WeightsKey
     part: int  # its position among the layout's parts on this server
     since: float = 0.0  # when the step under way got its first contribution
+    waits: KeyWaits | None = None  # of a key whose steps wait for ranks that push their own gradients
 
 
 @dataclass(slots=True)
@@ -96,6 +98,7 @@ class ServerState:
     absence: Absence = field(default_factory=lambda: Absence(1.0))  # of this server, which ticks once a heartbeat
     named: dict[tuple[int, ...], Reminder] = field(default_factory=dict)  # awaited ranks; kept for a while after they came
     held_up: dict[int, HeldUp] = field(default_factory=dict)  # by layout, of those whose steps do not wait for every rank
+    punctuality: Punctuality = field(default_factory=Punctuality)
 
     def register(
         self, layout: Layout, specs: list[KeySpec], costs: list[int], kept: Mapping[int, Kept | KeptWeights] = NOTHING_KEPT
@@ -122,7 +125,19 @@ class ServerState:
                         of_spec.leave_out(rank)
             steps = [self.keys[spec.key].state.step - 1 for spec in specs] if kept and layout.kind != "weights" else []
             self.windows[layout.id] = Window(costs, budget, steps)
+            self._watch(layout, specs)
         return [self._window(peer, layout.id) for peer in self.ranks]
+
+    def _watch(self, layout: Layout, specs: Sequence[KeySpec]) -> None:
+        """Have it noted for whom the layout's keys wait. Behind sums within nodes a rank may be late because of another; later rounds wait for the first."""
+        if layout.kind != "plan" or layout.backup:
+            return
+        pushed = {part.key for bucket, part in layout.served.parts() if not part.round and not bucket.over_groups}
+        watched = [self.keys[spec.key] for spec in specs if spec.key in pushed and len(spec.ranks) > 1]
+        for entry in watched:
+            entry.waits = KeyWaits(entry.state.spec.ranks)
+        if watched and watched[-1].waits is not None:
+            watched[-1].waits.last = not any(entry.waits is not None and entry.waits.last for entry in self.keys.values())
 
     def _room(self, layout: Layout, specs: Sequence[KeySpec]) -> int:
         """The payload bytes of steps under way that the layout's ranks may push."""
@@ -166,6 +181,7 @@ class ServerState:
 
     def folded(self, key: int, last: bool, payload_bytes: int, nonfinite: bool, slot: int, now: float) -> list[Effect]:
         """The engine has carried out a Fold."""
+        self.punctuality.folds.end(now)
         entry = self.keys[key]
         return self._effects(entry, entry.state.folded(last, payload_bytes, nonfinite, slot), now)
 
@@ -293,7 +309,12 @@ class ServerState:
         if not entry.state.contributions or (isinstance(entry.state, WeightsKey) and rank in entry.state.awaited()):
             entry.since = now
         self.contributed[entry.state.spec.layout, rank] = now
-        return self._effects(entry, entry.state.contribute(rank, header, payload), now)
+        waits, state = entry.waits, entry.state
+        new = waits is not None and header.step == state.step
+        actions = state.contribute(rank, header, payload)
+        if new and waits is not None:
+            self.punctuality.came(waits, rank, state.contributions, self.absent, now)
+        return self._effects(entry, actions, now)
 
     def left(self, rank: int, now: float) -> list[Effect]:
         """The rank has left the job in order: those who wait for its weights' deltas go on. It says so itself, and the scheduler says it again."""
@@ -365,8 +386,12 @@ class ServerState:
                     effects.append(SendResidual(peer, self._stamp(action.header), action.add_back))
             else:
                 effects.append(action)
-                if isinstance(action, Commit):
+                if isinstance(action, Fold):
+                    self.punctuality.folds.begin(now)
+                elif isinstance(action, Commit):
                     self._note_closing(entry)
+                    if entry.waits is not None:
+                        self.punctuality.over(entry.waits, now)
                     grown = self.windows[entry.state.spec.layout].complete(entry.part, action.result.step)
         if grown:
             effects.extend(self._window(peer, entry.state.spec.layout) for peer in self.ranks)

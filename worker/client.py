@@ -19,6 +19,7 @@ from typing import Any, Final
 from psgc.errors import LocalProtocolError, RemoteProtocolError
 from psgc.layout import Layout, key_text
 from psgc.layout.speed import UNKNOWN, Speed
+from psgc.observe.lately import Busy
 from psgc.processes.reminder import LONGEST_S, Reminder
 from psgc.wire.frames import SERVER_SENDER, Flag, Header, Kind
 from psgc.wire.messages import ErrorCode, Notice, decode_body
@@ -84,7 +85,9 @@ Action = Transmit | Result | Failed | Greet | Transferred | Measured
 class _Server:
     """sending: what may leave for it; moved: when it last answered, or its connection's queue last moved; named: of what has been awaited from it, until that
     is a while ago; pace: set once there is a connection to measure; measured: also True for a connection that needs no measurement; greeted: the server has
-    answered HELLO, as it does to a process that has taken another's place."""
+    answered HELLO, as it does to a process that has taken another's place.
+
+    has: steps of gradients that it has not answered; nbytes: payloads of gradients, both ways."""
 
     sending: Sending
     up: bool = False
@@ -93,6 +96,8 @@ class _Server:
     pace: Pace | None = None
     measured: bool = False
     greeted: bool = False
+    has: Busy = field(default_factory=Busy)
+    nbytes: int = 0
     transfers: Transfers = field(default_factory=Transfers)
 
 
@@ -145,9 +150,12 @@ class Client:
         )
         part.said = Said(skip, flags, rescale, 0 if skip or nonfinite else payload_bytes, now)
         self._outstanding.add(key)
+        server = self.servers[part.place.server]
+        if part.place.of_gradients:
+            server.has.begin(now)
         if skip:
             part.phase = Phase.SENT
-            return [self._push(part)] if self.servers[part.place.server].up else []
+            return [self._push(part)] if server.up else []
         return self._enqueue(part)
 
     def prioritise(self, keys: Iterable[int], priority: int) -> None:
@@ -201,6 +209,11 @@ class Client:
         """Payload bytes that servers have not accepted yet."""
         return sum(state.sending.in_flight for state in self.servers)
 
+    def served(self, now: float) -> list[tuple[float, int]]:
+        """By server: for how long it has had steps of gradients that were not answered, and their payloads' bytes, both ways. Any thread may ask: the numbers
+        may be a message apart."""
+        return [(state.has.so_far_s(now), state.nbytes) for state in self.servers]
+
     @property
     def speed(self) -> Speed:
         """What the slowest connections that have been measured have."""
@@ -235,7 +248,7 @@ class Client:
         if header.kind == Kind.ACK:
             return self._acked(part, header.step)
         if header.kind == Kind.RESULT:
-            return self._result(part, header, payload)
+            return self._result(part, header, payload, now)
         if header.kind in (Kind.RESIDUAL, Kind.RESTORE):
             transfer = self.servers[server].transfers.answered(header, payload)
             return [] if transfer is None else [Transferred(transfer), *self._say_transfers(server)]
@@ -370,7 +383,7 @@ class Client:
         self.servers[part.place.server].sending.give_back(part)
         return self._pump(part.place.server)
 
-    def _result(self, part: PartState, header: Header, payload: Any) -> list[Action]:
+    def _result(self, part: PartState, header: Header, payload: Any, now: float) -> list[Action]:
         if header.step > part.step or (header.step == part.step and part.phase is Phase.QUEUED):
             raise RemoteProtocolError(
                 f"server {part.place.server}: result of step {header.step} of key {key_text(part.place.key)}, which is at step {part.step}, {part.phase.value}"
@@ -385,11 +398,16 @@ class Client:
             ]
         self.servers[part.place.server].sending.give_back(part)
         part.phase = Phase.DECODING
-        self._count(part, header)
+        self._count(part, header, now)
         return [Result(part.place.key, part.step, header.flags, payload), *self._pump(part.place.server)]
 
-    def _count(self, part: PartState, header: Header) -> None:
-        if part.place.of_gradients and not header.flags & Flag.SKIPPED:
+    def _count(self, part: PartState, header: Header, now: float) -> None:
+        if not part.place.of_gradients:
+            return
+        server = self.servers[part.place.server]
+        server.has.end(now)
+        server.nbytes += part.said.payload_bytes + header.payload_bytes
+        if not header.flags & Flag.SKIPPED:
             carried = self.counts.carried.setdefault(part.place.by, [0, 0])
             carried[0] += part.said.payload_bytes + header.payload_bytes
             carried[1] += part.place.plain_bytes

@@ -20,6 +20,7 @@ from psgc.layout import OF_MODELS, Declaration, Layout, build_layout
 from psgc.layout.backup import check_backup
 from psgc.layout.byteps_hash import HashPlacement
 from psgc.observe.figures import Figures
+from psgc.observe.lately import Shares
 from psgc.processes.cores import cores_of_node, usable_cores
 from psgc.processes.descriptors import raise_limit
 from psgc.processes.pool import threads_of
@@ -57,6 +58,7 @@ class ClusterSession(SessionWithOutcome):
         self._network = Network(config, self.outcome)
         self.trace = self._network.trace
         self.figures = Figures(time.monotonic())
+        self._shares = Shares()  # of what servers do for it
         self._executor: Executor  # once the job has begun
         self._names: dict[str, _Declared] = {}
         self._early: dict[str, list[Submission]] = {}  # steps of named tensors whose layouts are not there yet
@@ -303,10 +305,18 @@ class ClusterSession(SessionWithOutcome):
         return replace(
             common, reconnects=over_servers["reconnects"], queued=over_servers["queued"], in_flight_bytes=over_servers["in_flight_bytes"],
             codecs={codec: [*carried.get(codec, (0, 0)), buckets[codec]] for codec in dict.fromkeys((*carried, *buckets))},
+            servers=self._at_servers(time.monotonic()),
             residuals={
                 f"{work.kept.name} {work.tensor_of(0)}"[:MOST_TEXT]: ratio for work in works if (ratio := work.residual_ratio) is not None
             },
         )  # fmt: skip
+
+    def _at_servers(self, now: float) -> dict[str, list[float]]:
+        """By server, of the last seconds: the share in which it has had gradients of this rank's, their payloads' bytes a second, and the share in which what
+        was sent to it had not arrived."""
+        grown = self._shares.grown(now, [count for of in self._network.served(now) for count in of])
+        each = zip(grown[::3], grown[1::3], grown[2::3], strict=True)
+        return {str(index): [min(1.0, has), rate, min(1.0, leaving)] for index, (has, rate, leaving) in enumerate(each) if has}
 
     def _short_report(self) -> Report:
         """What this rank tells the scheduler of itself."""

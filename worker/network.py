@@ -327,6 +327,14 @@ class Network(threading.Thread):
             "reconnects": self._push_pull.connections.reconnects, "queued": client.queued, "in_flight_bytes": client.in_flight_bytes,
         }  # fmt: skip
 
+    def served(self, now: float) -> list[tuple[float, int, float]]:
+        """By server, see ``Client.served`` and ``Link.leaving_s``."""
+        client, connections = self._push_pull.client, self._push_pull.connections
+        assert client is not None
+        return [
+            (has_s, nbytes, leaving_s) for (has_s, nbytes), leaving_s in zip(client.served(now), connections.leaving_s(now), strict=True)
+        ]
+
     def carried(self) -> dict[str, tuple[int, int]]:
         """By codec, bytes of gradients that this rank has exchanged with servers, and what they stand for."""
         client = self._push_pull.client

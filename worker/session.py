@@ -259,10 +259,11 @@ class Session(ABC):
             return None
         now, counted = time.monotonic(), self.statistics()
         exchange_s, waited_s = figures.so_far(now)
+        compute_s, coding_s, waits_s = figures.lately(now, self.rest.rested_s(now)) or (0.0, 0.0, 0.0)
         return Report(
             int(1e3 * (now - figures.began)), counted["wire_bytes"], figures.steps, int(1e6 * figures.step_s), int(1e3 * exchange_s), int(1e3 * waited_s),
             counted["gradient_bytes"], counted["uncompressed_bytes"], resent=counted["resent"], plan_version=figures.plan_version,
-            travels=figures.travels[:MOST_TEXT],
+            travels=figures.travels[:MOST_TEXT], compute_us=int(1e6 * compute_s), coding_us=int(1e6 * coding_s), waits_us=int(1e6 * waits_s),
         )  # fmt: skip
 
     def note_waited(self, seconds: float) -> None:  # noqa: B027 - a process that is alone tells nobody

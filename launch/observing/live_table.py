@@ -20,6 +20,7 @@ def document(view: View) -> dict[str, Any]:
     return {
         "complete": view.complete, "steps": view.steps, "step_ms": view.median("step_ms"), "ratio": view.median("ratio"),
         "overlap": view.median("overlap"), "slowest_rank": view.slowest_rank, "awaited": list(view.awaited),
+        "slow": [asdict(one) for one in view.slow],
         "workers": [_plain(row) for row in view.workers], "servers": [_plain(row) for row in view.rows if row.role == "server"],
         "events": [asdict(event) for event in view.events],
     }  # fmt: skip
@@ -57,14 +58,17 @@ def headline(view: View) -> str:
     if (ratio := view.median("ratio")) is not None:
         parts.append(f"{ratio:.1f}x fewer bytes than uncompressed")
     if view.awaited:
-        parts.append(f"others wait for {', '.join(view.awaited)}")
+        where = {one.member: f" ({one.where})" for one in view.slow}
+        parts.append(f"others wait for {', '.join(member + where.get(member, '') for member in view.awaited)}")
     return ", ".join(parts)
 
 
 def _cells(row: Row, view: View, silence_s: float) -> list[str]:
     notes = ["has left"] if row.left else [f"silent for {row.silent_s:.0f} s"] if row.silent_s > silence_s else []
-    if row.role == "worker" and row.index == view.slowest_rank:
-        notes.append("slowest")
+    slow = [f"slow: {one.where}" for one in view.slow if one.member == row.member]
+    if not slow and row.role == "worker" and row.index == view.slowest_rank:
+        slow = ["slowest"]
+    notes += slow
     steps, rate = row.number("steps"), row.number("bytes_per_s")
     return [
         row.member, "" if steps is None else f"{steps:,}", _number(row.number("step_ms"), 1), _share(row.number("waits")), _share(row.number("overlap")),

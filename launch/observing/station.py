@@ -82,7 +82,12 @@ class Station:
             return []
         there = [row for row in view.rows if not row.left]
         return job_families(
-            self._config.job, {row.member: row.silent_s for row in there}, view.awaited, Counter(row.role for row in there), view.warnings
+            self._config.job,
+            {row.member: row.silent_s for row in there},
+            view.awaited,
+            view.slow,
+            Counter(row.role for row in there),
+            view.warnings,
         )
 
 

@@ -21,7 +21,7 @@ def table() -> str:
         exported = f"`{each.exported}`" + (f", by `{each.label}`" if each.label else "") if each.exported else ""
         lines.append(f"| `{each.name}` | {each.unit} | {ROLES[each.role]} | {exported} | {each.meaning} |")
     for one in JOB_FIGURES:
-        exported = f"`{one.exported}`" + (f", by `{one.label}`" if one.label else "")
+        exported = f"`{one.exported}`" + (f", by {' and '.join(f'`{label}`' for label in one.labels)}" if one.labels else "")
         lines.append(f"| `{one.name}` | {one.unit} | the scheduler | {exported} | {one.meaning} |")
     return "\n".join(lines)
 

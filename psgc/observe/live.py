@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from psgc.observe.slow import Slow, slow_members
 from psgc.observe.table import Value, figures_of, increase
 from psgc.wire.reports import Event, Observed, Report, ReportOf, report_of
 
@@ -43,13 +44,15 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The job at one moment. awaited: the members that it waits for now: those that are silent, or else the rank that waits clearly less than another."""
+    """The job at one moment. slow: members that hold up its steps, and where. awaited: the members that it waits for now: those that are silent, or else those
+    that are slow, or else the rank that waits clearly less than another. slowest_rank: the slowest of these that is one."""
 
     complete: bool
     rows: tuple[Row, ...]
     awaited: tuple[str, ...]
     slowest_rank: int | None
     events: tuple[Event, ...] = ()
+    slow: tuple[Slow, ...] = ()
 
     @property
     def workers(self) -> list[Row]:
@@ -101,10 +104,23 @@ def view(observed: Observed, before: Mapping[Key, Report] | None = None) -> View
         _row(member, now.get((member.role, member.index)), (before or {}).get((member.role, member.index))) for member in observed.members
     )
     ordered = tuple(sorted(rows, key=lambda row: (row.role != "worker", row.index)))
-    slowest = _slowest(ordered)
-    silence_s = max(SILENT_HEARTBEATS * observed.heartbeat_ms / 1e3, LEAST_SILENCE_S)
+    silence_s = longest_silence_s(observed.heartbeat_ms / 1e3)
     silent = tuple(row.member for row in ordered if observed.complete and not row.left and row.silent_s > silence_s)
-    return View(observed.complete, ordered, silent or (() if slowest is None else (f"rank {slowest}",)), slowest, observed.events)
+    heard = {(row.role, row.index) for row in ordered if not row.left and row.silent_s <= silence_s}
+    slow = slow_members(
+        *({key[1]: report for key, report in now.items() if key in heard and key[0] == role} for role in ("worker", "server"))
+    )
+    named = tuple(one.member for one in slow)
+    slowest = next((row.index for member in named for row in ordered if row.member == member and row.role == "worker"), None)
+    if slowest is None and not slow:
+        slowest = _slowest(ordered)
+    awaited = silent or named or (() if slowest is None else (f"rank {slowest}",))
+    return View(observed.complete, ordered, awaited, slowest, observed.events, slow)
+
+
+def longest_silence_s(heartbeat_s: float) -> float:
+    """A member that has been silent for longer is awaited, and what it has told is of the past."""
+    return max(SILENT_HEARTBEATS * heartbeat_s, LEAST_SILENCE_S)
 
 
 def _row(member: ReportOf, now: Report | None, before: Report | None) -> Row:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from psgc.observe.slow import Slow
 from psgc.wire.reports import COUNTS, NOW, Report
 
 Value = float | int | str | None | Mapping[str, Any]
@@ -43,13 +44,29 @@ def _ratio(part: float, whole: float) -> float | None:
     return part / whole if whole else None
 
 
-def _by_codec(number: int) -> Callable[[Report, Report], Value]:
-    return lambda now, _: {codec: carried[number] for codec, carried in now.codecs.items()}
+def _permille(value: int) -> float:
+    return value / 1e3
+
+
+def _by_key(field: str, number: int) -> Callable[[Report, Report], Value]:
+    return lambda now, _: {key: numbers[number] for key, numbers in getattr(now, field).items()}
 
 
 FIGURES: Final = (
     Figure("steps", "", "worker", lambda now, _: now.steps, "steps that its optimizers have applied", "steps_total"),
     Figure("step_ms", "ms", "worker", lambda now, _: now.step_us / 1e3 or None, "the median of its last 64 steps", "step_seconds", 1e-3),
+    Figure(
+        "compute_ms", "ms", "worker", lambda now, _: now.compute_us / 1e3 or None,
+        "of a step: in which its training thread does not wait for psgc; this and the next two are medians of its last 16 steps", "compute_seconds", 1e-3,
+    ),
+    Figure(
+        "encode_ms", "ms", "worker", lambda now, _: now.coding_us / 1e3 if now.compute_us else None,
+        "of a step: in which its training thread waits for its own encoding and decoding", "encode_seconds", 1e-3,
+    ),
+    Figure(
+        "wait_ms", "ms", "worker", lambda now, _: now.waits_us / 1e3 if now.compute_us else None,
+        "of a step: in which its training thread waits for psgc, for whatever reason", "wait_seconds", 1e-3,
+    ),
     Figure(
         "waits", "share", "worker", lambda _, past: min(1.0, past.waited_ms / past.up_ms), "of the time: in which its training thread waits for means"
     ),
@@ -66,6 +83,28 @@ FIGURES: Final = (
         "load", "share", "server", lambda now, past: min(1.0, past.busy_ms / past.up_ms / now.threads) if now.threads else None,
         "of the time: in which its summing threads work",
     ),
+    Figure(
+        "server_share", "share", "worker", _by_key("servers", 0), "of the last 10 s: in which it has something at that server that is not answered",
+        "server_share", label="server",
+    ),
+    Figure(
+        "server_bytes_per_s", "bytes/s", "worker", _by_key("servers", 1), "payloads of gradients to and from that server, over the last 10 s",
+        "server_bytes_per_second", label="server",
+    ),
+    Figure(
+        "sending", "share", "worker", _by_key("servers", 2), "of the last 10 s: in which what it sends to that server over TCP is on its way", "sending_share",
+        label="server",
+    ),
+    Figure(
+        "late_ms", "ms", "server", _by_key("late", 0),
+        "of a step: in which it awaits that rank's contributions, beyond the others'; the median of the last 16 steps", "late_seconds", 1e-3, label="rank",
+    ),
+    Figure(
+        "sends_longer", "share", "server", _by_key("late", 1), "of the last 10 s: in which results to that rank are on their way, beyond the other ranks'",
+        "sends_longer_share", label="rank",
+    ),
+    Figure("sums", "share", "server", lambda now, _: _permille(now.sums_permille), "of the last 10 s: in which a sum is under way", "server_sums_share"),
+    Figure("loop", "share", "server", lambda now, _: _permille(now.loop_permille), "of the last 10 s: in which its loop works", "server_loop_share"),
     Figure("waited_s", "s", "worker", lambda now, _: now.waited_ms / 1e3, "its training thread has waited for means", "waited_seconds_total"),
     Figure("exchange_s", "s", "worker", lambda now, _: now.exchange_ms / 1e3, "from steps' first buckets to their last means", "exchange_seconds_total"),
     Figure("wire_bytes", "bytes", "any", lambda now, _: now.wire_bytes, "moved in both directions, headers included", "wire_bytes_total"),
@@ -76,12 +115,12 @@ FIGURES: Final = (
         "uncompressed_bytes", "bytes", "worker", lambda now, _: now.uncompressed_bytes, "what these would have been uncompressed",
         "uncompressed_bytes_total",
     ),
-    Figure("codec_bytes", "bytes", "worker", _by_codec(0), "gradient_bytes by codec", "codec_bytes_total", label="codec"),
+    Figure("codec_bytes", "bytes", "worker", _by_key("codecs", 0), "gradient_bytes by codec", "codec_bytes_total", label="codec"),
     Figure(
-        "codec_uncompressed_bytes", "bytes", "worker", _by_codec(1), "uncompressed_bytes by codec", "codec_uncompressed_bytes_total", label="codec"
+        "codec_uncompressed_bytes", "bytes", "worker", _by_key("codecs", 1), "uncompressed_bytes by codec", "codec_uncompressed_bytes_total", label="codec"
     ),
     Figure(
-        "codec_buckets", "", "worker", _by_codec(2), "buckets of gradients that travel by a codec now: what auto or a plan has chosen", "codec_buckets",
+        "codec_buckets", "", "worker", _by_key("codecs", 2), "buckets of gradients that travel by a codec now: what auto or a plan has chosen", "codec_buckets",
         label="codec",
     ),
     Figure(
@@ -108,22 +147,29 @@ FIGURES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class JobFigure:
-    """A figure that the scheduler alone knows. label: what tells its several values apart; "": it has one."""
+    """A figure that the scheduler alone knows. labels: what tells its several values apart; (): it has one."""
 
     name: str
     unit: str
     exported: str
     meaning: str
-    label: str = "member"
+    labels: tuple[str, ...] = ("member",)
 
 
 SILENT: Final = JobFigure("silent_s", "s", "silent_seconds", "since the scheduler last heard of the member")
 AWAITED: Final = JobFigure(
-    "awaited", "", "awaited", "1: the job waits for this member now: it is silent, or waits clearly less than another rank"
+    "awaited", "", "awaited", "1: the job waits for this member now: it is silent, or slow, or waits clearly less than another rank"
 )
-MEMBERS: Final = JobFigure("members", "", "members", "members that have joined and not left", label="role")
-WARNINGS: Final = JobFigure("warnings", "", "warnings", "lines that the scheduler has warned of in the last hour", label="")
-JOB_FIGURES: Final = (SILENT, AWAITED, MEMBERS, WARNINGS)
+SLOW: Final = JobFigure(
+    "slow",
+    "share",
+    "slow",
+    "of a step: by how much this member is slower than the others, and where: compute, encode, link or server",
+    ("member", "where"),
+)
+MEMBERS: Final = JobFigure("members", "", "members", "members that have joined and not left", ("role",))
+WARNINGS: Final = JobFigure("warnings", "", "warnings", "lines that the scheduler has warned of in the last hour", ())
+JOB_FIGURES: Final = (SILENT, AWAITED, SLOW, MEMBERS, WARNINGS)
 
 
 def figures_of(role: str, now: Report, past: Report | None = None) -> dict[str, Value]:
@@ -170,16 +216,25 @@ def member_families(role: str, member: str, job: int, report: Report) -> list[Fa
     return families
 
 
-def job_families(job: int, members: Mapping[str, float], awaited: Collection[str], roles: Mapping[str, int], warnings: int) -> list[Family]:
+def job_families(
+    job: int, members: Mapping[str, float], awaited: Collection[str], slow: Collection[Slow], roles: Mapping[str, int], warnings: int
+) -> list[Family]:
     """What the scheduler exports: the figures of ``JOB_FIGURES``. members: that have not left, and for how many seconds each has been silent; roles: how many
     members of each."""
-    values: dict[JobFigure, Mapping[str, float]] = {
-        SILENT: members, AWAITED: {member: float(member in awaited) for member in members}, MEMBERS: roles, WARNINGS: {"": warnings},
-    }  # fmt: skip
+    values: dict[JobFigure, Mapping[tuple[str, ...], float]] = {
+        SILENT: {(member,): silent_s for member, silent_s in members.items()},
+        AWAITED: {(member,): float(member in awaited) for member in members},
+        SLOW: {(one.member, one.where): one.share for one in slow},
+        MEMBERS: {(role,): count for role, count in roles.items()},
+        WARNINGS: {(): warnings},
+    }
     return [
         Family(
-            figure.exported, False, figure.meaning, ("psgc_job", figure.label) if figure.label else ("psgc_job",),
-            tuple(((str(job), label) if figure.label else (str(job),), value) for label, value in found.items()),
+            figure.exported,
+            False,
+            figure.meaning,
+            ("psgc_job", *figure.labels),
+            tuple(((str(job), *of), value) for of, value in found.items()),
         )
         for figure, found in values.items()
-    ]  # fmt: skip
+    ]

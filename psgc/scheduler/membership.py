@@ -25,6 +25,7 @@ from psgc.scheduler.post import Post
 from psgc.scheduler.records import Alone, Complete, Failed, Joined, Left, Record, Succeeded, succeeded
 from psgc.scheduler.rendezvous import Gathering
 from psgc.scheduler.roster import Member, Roster
+from psgc.scheduler.slowness import Slowness
 from psgc.scheduler.view import View
 from psgc.transport.host import same_network
 from psgc.transport.security.handshake import KEY_BYTES, worker_key
@@ -77,6 +78,7 @@ class Membership:
     _post: Post = field(init=False)
     _view: View = field(init=False)
     _lateness: Lateness = field(init=False)
+    _slowness: Slowness = field(init=False)
 
     def __post_init__(self) -> None:
         self.roster = Roster(self.nodes, self.servers, self.itself, self.replicas)
@@ -84,6 +86,7 @@ class Membership:
         self._absence = Absence(self.heartbeat_s, self.began)
         self._post, self._view = Post(self.job), View(self.job, self.heartbeat_s)
         self._lateness = Lateness(self.silence_s, self.step_timeout_s)
+        self._slowness = Slowness(self.heartbeat_s)
 
     def receive(self, peer: bytes, header: Header, body: bytes, now: float) -> list[Action]:
         """Handle one message. An error in it becomes an ERROR reply; the job goes on."""
@@ -149,7 +152,8 @@ class Membership:
         if self.agreements is None:
             return self._await_members(now)
         silent = [log for member in self.roster if (log := self._silence(member, now)) is not None]
-        return [*mourned, *silent, *(self._deserted(now) or self._name_late(now))]
+        slow = [Log(logging.WARNING, text) for text in self._slowness.tick(self.roster.workers(), self.roster.server_members(), now)]
+        return [*mourned, *silent, *slow, *(self._deserted(now) or self._name_late(now))]
 
     def _was_away(self, now: float) -> bool:
         """Whether this process did not run since the last tick (it was stopped, or the machine slept). Members are not silent because of

@@ -101,6 +101,10 @@ class Link(ABC):
         """Whether the beginning of a message has come, but not all of it."""
         return False
 
+    def leaving_s(self, now: float) -> float:
+        """For how long, in all, what was sent had not arrived at the other end, and not because that had no room; 0 where the transport cannot tell."""
+        return 0.0
+
     @abstractmethod
     def flush(self) -> None:
         """Send queued messages, as far as there is room."""

@@ -73,6 +73,11 @@ class ServerLink:
         when the network thread flushes its LinkSet. The queue of a connection that is lost is lost, too."""
         return 0 if self._link is None else self._link.unsent
 
+    def leaving_s(self, now: float) -> float:
+        """See ``Link.leaving_s``: of the present connection. Any thread may ask."""
+        link = self._link
+        return 0.0 if link is None or link.closed else link.leaving_s(now)
+
     def send(self, header: Header, body: bytes = b"", place: Place | None = None) -> None:
         """Send a header with a small body, or with the payload that lies at ``place``. Dropped unless the connection is up."""
         if self._up and self._link is not None:

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import math
 import socket
+import struct
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -45,6 +46,9 @@ WAKE_BYTES: Final = 512 << 10  # of a large payload must have come before a poll
 SEND_AT_ONCE: Final = 32  # messages in one system call
 SEALED_BYTES: Final = 256 << 10  # how far ahead of the kernel messages are encrypted
 KEEPALIVE_S: Final = 5
+# Of Linux's struct tcp_info, in microseconds: busy_time, while bytes were not acknowledged; rwnd_limited, while that was for want of room at the receiver.
+_BUSY: Final = struct.Struct("@QQ")
+_BUSY_AT: Final = 168
 _NOTHING: Final[Bytes] = np.empty(0, np.uint8)
 
 
@@ -84,6 +88,7 @@ class TcpLink(SocketLink):
         self._sent = 0  # bytes of the queue's first message that the kernel has taken
         self._unsent_bytes = UNSENT_BYTES  # TCP_NOTSENT_LOWAT
         self._taken_since, self._taken = 0.0, 0  # since when messages have waited here, and how many of their bytes the kernel has taken
+        self._held_since = self._held_s = 0.0  # since when the simulated link has held up what waits here; and for how long, before that
         self._stage = memoryview(bytearray(STAGE_BYTES))
         self._lo = self._hi = 0  # the range of the buffer that has not been read yet
         self._header: Header | None = None  # header of the payload that is being received
@@ -125,6 +130,15 @@ class TcpLink(SocketLink):
     def receiving(self) -> bool:
         return self._header is not None
 
+    def leaving_s(self, now: float) -> float:
+        try:
+            told = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BUSY_AT + _BUSY.size)
+        except OSError:
+            return 0.0
+        busy_us, full_us = _BUSY.unpack_from(told, _BUSY_AT) if len(told) >= _BUSY_AT + _BUSY.size else (0, 0)
+        held_s = self._held_s + (max(0.0, now - self._held_since) if self._held_since else 0.0)
+        return max(held_s, float(busy_us - full_us) / 1e6)
+
     @property
     def source(self) -> str:
         return self.peer.rpartition(":")[0]
@@ -148,6 +162,7 @@ class TcpLink(SocketLink):
                 allowed = self.pace.out.allowance()
                 self.held_out = allowed == 0
                 if self.held_out:
+                    self._held_since = self._held_since or time.monotonic()
                     return
                 pieces, total = cut(pieces, allowed), min(total, allowed)
             try:
@@ -160,6 +175,9 @@ class TcpLink(SocketLink):
             self._forget(sent)
             if self.pace is not None:
                 self.pace.out.spend(sent, more=self.queued)
+                if self._held_since and not self._queue:
+                    self._held_s += time.monotonic() - self._held_since
+                    self._held_since = 0.0
             self._rate(sent)
             if sent < total:
                 return

@@ -40,6 +40,18 @@ class Report:
     residuals: dict[str, Any] = field(
         default_factory=dict, metadata=LEFT_OUT_IF_EMPTY
     )  # worker: of the buckets where it is largest: |residual| / |gradient|
+    # Of the last steps, and the last seconds:
+    compute_us: int = field(default=0, metadata=LEFT_OUT_IF_EMPTY)  # worker: of a step, while its training thread does not wait for psgc
+    coding_us: int = field(default=0, metadata=LEFT_OUT_IF_EMPTY)  # worker: of a step, while it waits for its own encoding and decoding
+    waits_us: int = field(default=0, metadata=LEFT_OUT_IF_EMPTY)  # worker: of a step, while it waits, these included
+    servers: dict[str, Any] = field(
+        default_factory=dict, metadata=LEFT_OUT_IF_EMPTY
+    )  # worker: by server, the share of the time in which it has something there, bytes a second, both ways, and the share in which what it sent is on its way
+    late: dict[str, Any] = field(
+        default_factory=dict, metadata=LEFT_OUT_IF_EMPTY
+    )  # server: by rank, ms of a step that its contributions are awaited, and the share of the time that results to it are on their way, beyond the others'
+    sums_permille: int = field(default=0, metadata=LEFT_OUT_IF_EMPTY)  # server: of the time, while a sum is under way
+    loop_permille: int = field(default=0, metadata=LEFT_OUT_IF_EMPTY)  # server: of the time, while its loop works
 
     def __post_init__(self) -> None:
         for name in COUNTS:
@@ -52,14 +64,24 @@ class Report:
             if not (isinstance(carried, list) and len(carried) == 3 and all(type(each) is int and 0 <= each < 1 << 63 for each in carried)):
                 raise RemoteProtocolError(f"Report.codecs[{codec!r:.80}] is {carried!r:.80}, expected three counts", ErrorCode.MALFORMED)
         for bucket, ratio in _entries("residuals", self.residuals):
-            if type(ratio) not in (int, float) or not 0 <= ratio < math.inf:
+            if not _is_number(ratio):
                 raise RemoteProtocolError(f"Report.residuals[{bucket!r:.80}] is {ratio!r:.80}, expected a ratio", ErrorCode.MALFORMED)
+        for server, told in _entries("servers", self.servers):
+            if not (isinstance(told, list) and len(told) == 3 and all(map(_is_number, told))):
+                raise RemoteProtocolError(f"Report.servers[{server!r:.80}] is {told!r:.80}, expected three numbers", ErrorCode.MALFORMED)
+        for rank, late in _entries("late", self.late):
+            if not (isinstance(late, list) and len(late) == 2 and all(map(_is_number, late))):
+                raise RemoteProtocolError(f"Report.late[{rank!r:.80}] is {late!r:.80}, expected two numbers", ErrorCode.MALFORMED)
 
 
 def _entries(name: str, found: dict[str, Any]) -> list[tuple[str, Any]]:
     if not isinstance(found, dict) or not all(isinstance(key, str) and len(key) <= MOST_TEXT for key in found):
         raise RemoteProtocolError(f"Report.{name} is {found!r:.80}, expected an object", ErrorCode.MALFORMED)
     return list(found.items())
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value < math.inf
 
 
 COUNTS: Final = tuple(each.name for each in fields(Report) if each.type == "int")
@@ -69,14 +91,23 @@ NOW: Final = (
     "queued",
     "in_flight_bytes",
     "plan_version",
+    "compute_us",
+    "coding_us",
+    "waits_us",
+    "sums_permille",
+    "loop_permille",
 )  # of these, those that do not count since the member joined
 
 
 def shortened(report: Report) -> Report:
-    """As it travels once a heartbeat: the codecs that carried most, and the buckets whose residual is largest."""
+    """As it travels once a heartbeat: the codecs that carried most, the buckets whose residual is largest, and the servers that take longest."""
     codecs = sorted(report.codecs.items(), key=lambda entry: -entry[1][0])[:MOST_NAMES]
     residuals = sorted(report.residuals.items(), key=lambda entry: -entry[1])[:MOST_NAMES]
-    return replace(report, codecs=dict(codecs), residuals={name: float(f"{ratio:.4g}") for name, ratio in residuals})
+    servers = sorted(report.servers.items(), key=lambda entry: -entry[1][0])[:MOST_NAMES]
+    return replace(
+        report, codecs=dict(codecs), residuals={name: float(f"{ratio:.4g}") for name, ratio in residuals},
+        servers={name: [float(f"{number:.4g}") for number in numbers] for name, numbers in servers},
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ def test_jobs_on_a_device_end_with_the_weights_of_jobs_on_the_cpu(make_shared_jo
     for said in make_shared_job(servers=1, env=env).said(*CASES, *PLANS, job=str(Path(__file__).parent.parent / "torch" / "job_device.py")):
         for case in (*CASES, *PLANS):
             assert f"{case} same" in said, said
+        assert "computed on a device: False True" in said, "what the training thread waits for there is told from encoding on the host"
         assert "uses 1000 races 0 []" in said and "groups on devices: False True, weights same, races []" in said, said
 
 

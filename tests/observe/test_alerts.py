@@ -145,9 +145,9 @@ def test_each_rule_fires_for_the_member_that_it_is_about(
     enough = tmp_path / "enough"
     workers = [job.worker(0, str(enough), job="alarming.py", BYTEPS_LOCAL_RANK=str(rank)) for rank in range(3)]
     watched = prometheus([base, base + 1, base + 2, base + 3, base + 100])
-    watched.until(("PsgcRankSlow", "rank 1"), ("PsgcServerSaturated", "server 0"), ("PsgcResidualGrows", "rank 0"))
+    watched.until(("PsgcMemberSlow", "rank 1"), ("PsgcServerSaturated", "server 0"), ("PsgcResidualGrows", "rank 0"))
     firing = watched.firing()
-    assert not firing & {("PsgcRankSlow", "rank 0"), ("PsgcRankSlow", "rank 2")}
+    assert not firing & {("PsgcMemberSlow", "rank 0"), ("PsgcMemberSlow", "rank 2")}
     began = time.monotonic()
     while watched.number("min(psgc_steps_total)") < 500:
         assert time.monotonic() < began + HANG_S

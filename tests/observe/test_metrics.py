@@ -21,6 +21,7 @@ from psgc.launch.pages.figures import rewritten
 from psgc.observe import exporter
 from psgc.observe.exporter import export
 from psgc.observe.figures import Figures
+from psgc.observe.slow import Slow
 from psgc.observe.table import FIGURES, JOB_FIGURES, figures_of, increase, job_families, member_families
 from psgc.wire.reports import MOST_NAMES, Report, shortened
 from tests.observe.test_top import be_outside
@@ -31,6 +32,7 @@ REPORT = Report(
     10_000, 5_000_000, 40, 25_000, 4_000, 1_000, 1_000, 4_000, codecs={"int8": [900, 3_600, 3], "none": [100, 400, 1]}, residuals={"a/0 w": 0.5},
     plan_version=2, travels="as it does", queued=3, in_flight_bytes=7,
 )  # fmt: skip
+SLOW = Slow("rank 1", "link", 12.5, 0.5, "as the test wants it")
 Samples = dict[tuple[str, str], float]  # by name and labels, as text
 
 
@@ -57,8 +59,10 @@ def of(samples: Samples, name: str, *labels: str) -> float:
 
 def test_everything_that_a_report_says_is_a_figure() -> None:
     """A report of zeros but for one field differs in some figure from one of zeros: no field is sent in vain."""
-    other = {"travels": "so", "codecs": {"none": [1, 2, 3]}, "residuals": {"b": 0.5}}
-    plain = {"up_ms": 1000, "threads": 1, "wire_bytes": 0, "exchange_ms": 10_000, "gradient_bytes": 1}
+    other = {
+        "travels": "so", "codecs": {"none": [1, 2, 3]}, "residuals": {"b": 0.5}, "servers": {"0": [0.5, 1e6, 0.1]}, "late": {"1": [20.0, 0.1]},
+    }  # fmt: skip
+    plain = {"up_ms": 1000, "threads": 1, "wire_bytes": 0, "exchange_ms": 10_000, "gradient_bytes": 1, "compute_us": 1}
     for each in fields(Report)[1:]:  # the first is the time by which rates are counted
         with_it = Report(**{**plain, each.name: other.get(each.name, 5_000)})
         assert any(figures_of(role, with_it) != figures_of(role, Report(**plain)) for role in ("worker", "server")), each.name  # type: ignore[arg-type]
@@ -85,10 +89,12 @@ def test_exported_values_are_in_base_units_and_say_whose_they_are() -> None:
     assert families["codec_bytes_total"].labels == ("psgc_job", "member", "codec")
     assert families["codec_bytes_total"].values == ((("77", "rank 3", "int8"), 900), (("77", "rank 3", "none"), 100))
     assert "server_folds_total" not in families
-    found = {family.name: dict(family.values) for family in job_families(7, {"rank 0": 0.5, "rank 1": 4.0}, ["rank 1"], {"worker": 2}, 3)}
+    found = {
+        family.name: dict(family.values) for family in job_families(7, {"rank 0": 0.5, "rank 1": 4.0}, ["rank 1"], [SLOW], {"worker": 2}, 3)
+    }
     assert found == {
         "silent_seconds": {("7", "rank 0"): 0.5, ("7", "rank 1"): 4.0}, "awaited": {("7", "rank 0"): 0.0, ("7", "rank 1"): 1.0},
-        "members": {("7", "worker"): 2}, "warnings": {("7",): 3},
+        "slow": {("7", "rank 1", "link"): 0.5}, "members": {("7", "worker"): 2}, "warnings": {("7",): 3},
     }  # fmt: skip
 
 

@@ -43,6 +43,9 @@ def main() -> None:
     plans = {case: random_plan(int(case.split()[1]), sizes) for case in sys.argv[1:] if case.startswith("plan ")}
     cases = [case.partition("+")[::2] for case in sys.argv[1:]]
     here = [train(on_cpus(plans[codec]) if codec in plans else codec, how) for codec, how in cases]
+    figures = psgc.current_session().figures
+    assert figures is not None
+    noted = figures.made_at
     runtime = RecordingRuntime()
     use_recorded(runtime, slots=2, slot_bytes=16384)
     watched(runtime)
@@ -55,6 +58,7 @@ def main() -> None:
     digests.add(train(floats, "branches"))
     for (codec, how), one, other in zip(cases, here, there, strict=True):
         print(f"{codec}{'+' if how else ''}{how} {'same' if one == other else 'differs'}", flush=True)
+    print(f"computed on a device: {noted > 0} {figures.made_at > 0}", flush=True)
     print(f"uses {min(runtime.races.uses, 1000)} races {len(runtime.races.found)} {runtime.races.found[:3]}", flush=True)
     weights = "same" if len(digests) == 1 else "differ"
     print(f"groups on devices: {runtime.streams > 3} {apart.streams > 3}, weights {weights}, races {apart.races.found[:3]}", flush=True)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psgc.layout import BucketSpec, Declaration, Layout, TensorSpec, build_layout
+from psgc.observe.figures import Figures
 from psgc.observe.worker_trace import WorkerTrace
 from psgc.program.groups import Groups
 from psgc.program.memory_groups import MemoryWorld
@@ -57,6 +58,7 @@ class RankOf:
     job: Failing
     rank: int
     trace: WorkerTrace | None
+    figures: Figures | None = None
 
     @property
     def ranks(self) -> Ranks:

@@ -8,6 +8,7 @@ import pytest
 from psgc.codecs import parse_codec
 from psgc.errors import CodecError, UsageError
 from psgc.layout import BucketSpec, Declaration, TensorSpec, build_layout
+from psgc.observe.figures import Figures
 from psgc.plan.model.options import all_options
 from tests.worker.over_groups import Job, integers
 
@@ -48,6 +49,22 @@ def test_nodes_of_any_sizes_do(sizes: tuple[int, ...]) -> None:
     job = Job(sizes)
     _check_means(job, list(OPTIONS[5::211]), 29)
     job.close()
+
+
+@pytest.mark.parametrize(("option", "own"), [(TWICE, True), (LEVELS, False), ((), True)], ids=["groups", "behind a sum", "servers"])
+def test_encodes_that_wait_for_no_other_rank_are_noted_and_what_comes(option: tuple[str, ...], own: bool) -> None:
+    job = Job((2, 2))
+    layout = job.layout([option], 5000, "int8")
+    for executor in job.executors:
+        executor._member.figures = Figures(0.0)  # type: ignore[misc]
+    job.step(layout, integers(4, 1, 5000, 0))
+    job.close()
+    for executor in job.executors:
+        figures = executor._member.figures
+        assert figures is not None
+        assert (figures.encoded_at > 0) is own
+        assert figures.arrived_at > figures.encoded_at
+        assert figures.made_at == 0, "that is of devices"
 
 
 def test_payloads_of_lengths_that_vary_travel(two_by_two: Job) -> None:

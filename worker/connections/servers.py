@@ -160,6 +160,10 @@ class ServerConnections:
         """Headers and payloads, in both directions."""
         return sum(link.wire_bytes for link in self.links)
 
+    def leaving_s(self, now: float) -> list[float]:
+        """By server, see ``Link.leaving_s``."""
+        return [link.leaving_s(now) for link in self.links]
+
     def close(self) -> None:
         for link in self.links:
             link.close(linger_s=0.5)

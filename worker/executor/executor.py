@@ -172,7 +172,10 @@ class Executor:
     def _load(self, run: LayoutRun, one: BucketRun) -> None:
         if self._member.failed or one.current is None:
             return
+        figures, waits = self._member.figures, one.current.buffer.waits
         one.work.begin(one.current, self._host.raises)
+        if waits and figures is not None:  # a device had to compute it
+            figures.made_at = time.monotonic()
         with self._lock:
             one.left = len(one.chains)
             starts = [start for chain in one.chains for start in one.runner.begin(chain)]
@@ -193,8 +196,23 @@ class Executor:
         if fault is not None:
             self._broken(run.with_tensor(fault, start.chain))
             return
+        self._note_encoded(run, start)
         self._record(run, start, began_ns)
         self._over(run, start)
+
+    def _note_encoded(self, run: LayoutRun, start: Start) -> None:
+        """Note when an encode is over that waits for no other rank: the first step of a part's program."""
+        figures = self._member.figures
+        if figures is not None and isinstance(start.step, Encode) and not start.step.action:
+            if run.part(start.chain).on_device:
+                figures.made_at = time.monotonic()
+            else:
+                figures.encoded_at = time.monotonic()
+
+    def _note_arrived(self) -> None:
+        """Note when something of other ranks has come."""
+        if self._member.figures is not None:
+            self._member.figures.arrived_at = time.monotonic()
 
     def _now_ns(self) -> int:
         return 0 if self._member.trace is None else time.monotonic_ns()
@@ -217,6 +235,7 @@ class Executor:
 
     def _answered(self, run: LayoutRun, start: Start, piece: Range, flags: int, payload: Any) -> None:
         """In the network thread."""
+        self._note_arrived()
         self._run(run, start.chain, _DECODE_PRIORITY, self._take, run, start, piece, flags, payload)
 
     def _take(self, run: LayoutRun, start: Start, piece: Range, flags: int, payload: Any) -> None:
@@ -261,6 +280,7 @@ class Executor:
             one.work.agree(numbers, groups.group(one.work.bucket.members or self._member.ranks.everybody), one.contributed)
         elif isinstance(start.step, Transfer):
             moved_bytes = run.part(start.chain).transfer(start.step, groups)
+        self._note_arrived()
         self._record(run, start, began_ns, moved_bytes)
         self._over(run, start)
 

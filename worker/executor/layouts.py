@@ -12,6 +12,7 @@ from typing import Protocol
 
 from psgc.errors import DeviceError
 from psgc.layout import Bucket, Layout
+from psgc.observe.figures import Figures
 from psgc.observe.worker_trace import WorkerTrace
 from psgc.program.groups import Groups
 from psgc.program.ranks import Ranks
@@ -33,6 +34,8 @@ class Member(Protocol):
     def ranks(self) -> Ranks: ...
     @property
     def trace(self) -> WorkerTrace | None: ...
+    @property
+    def figures(self) -> Figures | None: ...
     @property
     def failed(self) -> bool: ...
     def fail(self, text: str) -> None: ...

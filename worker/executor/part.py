@@ -117,3 +117,7 @@ class GroupPart:
     @property
     def moved_bytes(self) -> int:
         return self._transfers.moved_bytes
+
+    @property
+    def on_device(self) -> bool:
+        return self._numbers.device is not None

@@ -121,6 +121,10 @@ class ServedPart:
     def _device(self) -> DeviceBucket | None:
         return self._placed.device
 
+    @property
+    def on_device(self) -> bool:
+        return self._placed.device is not None
+
     def _add_own(self, residual: Residual, device: DeviceBucket | None) -> None:
         if device is not None:
             device.add_back(*self._slice, residual)

@@ -51,6 +51,10 @@ class PartWork(Protocol):
     def moved_bytes(self) -> int:
         """What this rank has sent and received over groups."""
 
+    @property
+    def on_device(self) -> bool:
+        """Whether its elements lie on a device in the step under way."""
+
     def begin(self, step: int, submission: Submission, location: Location, array: NDArray[Any]) -> None:
         """A step of the layout starts; the last one has been stored. array: the bucket's elements, if they lie on the host."""
 

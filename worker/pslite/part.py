@@ -29,7 +29,7 @@ Array = NDArray[Any]
 class PsLitePart:
     """A PartWork. compressor: the part's; None: it travels as it is. BytePS's compressors keep their residuals themselves."""
 
-    goes_back = False
+    goes_back = on_device = False
     moved_bytes = 0  # which ``PsLiteServers`` counts
 
     def __init__(self, layout: Layout, bucket: Bucket, part: Part, rank: int, compressor: Compressor | None) -> None:

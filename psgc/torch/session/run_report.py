@@ -17,6 +17,7 @@ from typing import Final, Literal
 from psgc.codecs.registry import SCRIPT_CODEC
 from psgc.layout import Layout
 from psgc.layout.update_rule import UNBOUNDED
+from psgc.observe.figures import Spent
 from psgc.worker.session import Session, Ticket
 
 logger = logging.getLogger(__name__)
@@ -30,7 +31,7 @@ CLEAR_SHARE: Final = 0.02
 class _Steps:
     """Steps of one optimizer. The first step is not timed, because it declares layouts and may compile kernels.
 
-    by: what a step is counted by. told: whether a step() was seen."""
+    by: what a step is counted by. told: whether a step() was seen. spent: of the training thread's time, until the last one."""
 
     def __init__(self) -> None:
         self.by: Literal["step()", "means"] = "step()"
@@ -38,6 +39,7 @@ class _Steps:
         self.waited_s = 0.0
         self.began = self.last = 0.0
         self.told = False
+        self.spent = Spent()
         self.durations: deque[float] = deque(maxlen=RECENT_STEPS)
 
     def over(self, now: float) -> None:
@@ -76,11 +78,12 @@ class RunReport:
         self._session.wait(tickets)
         self.waited(name, time.monotonic() - began)
 
-    def waited(self, name: str, waited_s: float) -> None:
-        """The trainer has waited for so long for gradients of the layout ``name``; a step may take several such trips."""
+    def waited(self, name: str, waited_s: float, rested: bool = True) -> None:
+        """The trainer has waited for so long for gradients of the layout ``name``; a step may take several such trips. rested: it has done so in the session's
+        waits."""
         steps = self._steps_of(name)
         if self._session.figures is not None:
-            self._session.figures.means_came(waited_s, time.monotonic(), counts=bool(steps.count))
+            self._session.figures.means_came(waited_s, time.monotonic(), bool(steps.count), rested)
         if self._session.trace is not None:
             self._session.trace.waited(name, waited_s)
         if steps.count:
@@ -104,7 +107,7 @@ class RunReport:
     def means_came(self, name: str, waited_s: float) -> None:
         """A step's averaged gradients of the layout ``name`` are there, for which the trainer has waited for so long, and step() may or may not follow: from
         now on its steps are counted by these."""
-        self.waited(name, waited_s)
+        self.waited(name, waited_s, rested=False)
         steps = self._steps_of(name)
         steps.by = "means"
         self._count_step(name, steps)
@@ -119,8 +122,10 @@ class RunReport:
     def _count_step(self, name: str, steps: _Steps) -> None:
         now = time.monotonic()
         steps.over(now)
-        if self._session.figures is not None:
-            self._session.figures.step_over(steps.durations[-1] if steps.durations else None)
+        figures = self._session.figures
+        if figures is not None:
+            before, steps.spent = steps.spent, figures.spent(self._session.rest.rested_s(now))
+            figures.step_over(steps.durations[-1] if steps.durations else None, now, steps.spent, before)
         if self._every and steps.count % self._every == 0 and self._session.rank == 0 and logger.isEnabledFor(logging.INFO):
             recent = list(steps.durations)[-self._every :]
             counted = self._session.statistics()

@@ -1,0 +1,78 @@
+"""What the last steps, or the last seconds, were like: medians and shares that forget. ``now`` is passed in."""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+LAST_STEPS: Final = 16
+LEAST_STEPS: Final = 5  # fewer say nothing yet
+LAST_S: Final = 30.0  # older steps do not count, but for the last LEAST_STEPS
+SHARES_S: Final = 10.0
+APART_S: Final = 0.25  # between two looks at counts that grow
+
+
+class Busy:
+    """For how long at least one of several things has been under way. One thread changes it, any thread asks."""
+
+    __slots__ = ("_ended_s", "_since", "_under_way")
+
+    def __init__(self) -> None:
+        self._under_way = 0
+        self._since = self._ended_s = 0.0
+
+    def begin(self, now: float) -> None:
+        if not self._under_way:
+            self._since = now
+        self._under_way += 1
+
+    def end(self, now: float) -> None:
+        self._under_way -= 1
+        if not self._under_way:
+            self._ended_s += now - self._since
+
+    def so_far_s(self, now: float) -> float:
+        """What is under way counts."""
+        return self._ended_s + (max(0.0, now - self._since) if self._under_way else 0.0)
+
+
+class LastSteps:
+    """Some figures of each of the last steps. One thread adds, any thread asks."""
+
+    def __init__(self) -> None:
+        self._steps: deque[tuple[float, Sequence[float]]] = deque(maxlen=LAST_STEPS)
+
+    def add(self, now: float, figures: Sequence[float]) -> None:
+        self._steps.append((now, figures))
+
+    def medians(self, now: float) -> list[float]:
+        """The median of each figure; none while there are too few steps."""
+        steps = list(self._steps)
+        if len(steps) < LEAST_STEPS:
+            return []
+        counted = [figures for at, figures in steps if now - at <= LAST_S]
+        if len(counted) < LEAST_STEPS:
+            counted = [figures for _, figures in steps[-LEAST_STEPS:]]
+        return [statistics.median(each) for each in zip(*counted, strict=True)]
+
+
+class Shares:
+    """How fast counts have grown over the last seconds. Any thread may ask; looks that follow at once change nothing."""
+
+    def __init__(self) -> None:
+        self._looks: deque[tuple[float, Sequence[float]]] = deque()
+
+    def grown(self, now: float, counts: Sequence[float]) -> list[float]:
+        """By how much each has grown in a second. counts: as they are now, as many as ever; none while there was no earlier look."""
+        looks = self._looks
+        while len(looks) > 1 and now - looks[1][0] >= SHARES_S:
+            looks.popleft()
+        found: list[float] = []
+        if looks and now - looks[0][0] >= APART_S:
+            at, before = looks[0]
+            found = [max(0.0, value - old) / (now - at) for value, old in zip(counts, before, strict=True)]
+        if not looks or now - looks[-1][0] >= APART_S:
+            looks.append((now, counts))
+        return found
