@@ -435,7 +435,7 @@ class Server:
 
     def _late(self, state: ServerState, now: float) -> dict[str, list[float]]:
         """As of ``Report.late``. Connections are only asked where somebody is late."""
-        late_ms = state.punctuality.late_ms(range(state.workers))
+        late_ms = state.punctuality.late_ms(now)
         if not late_ms:
             return {}
         links = [state.peers.get(rank) for rank in range(state.workers)]

@@ -9,14 +9,15 @@ Pure: ``now`` is passed in.
 from __future__ import annotations
 
 import heapq
-import statistics
-from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
-from psgc.observe.lately import LAST_STEPS, LEAST_STEPS, Busy
+from psgc.observe.lately import LEAST_STEPS, MOST_STEPS, Busy, LastSteps
 from psgc.observe.others import beyond_others
 from psgc.wire.reports import MOST_NAMES
+
+MOST_KEPT: Final = 4096  # numbers, of all ranks and steps
 
 
 @dataclass(slots=True)
@@ -34,13 +35,13 @@ class KeyWaits:
 
 
 class Punctuality:
-    """See the module's text. folds: that are under way."""
+    """See the module's text. workers: of the job. folds: that are under way."""
 
-    def __init__(self) -> None:
+    def __init__(self, workers: int) -> None:
         self.folds = Busy()
-        self._awaited: dict[int, Busy] = {}  # by rank
-        self._steps: deque[dict[int, float]] = deque(maxlen=LAST_STEPS)  # of the last ones, by rank: seconds
-        self._before: dict[int, float] = {}
+        self._awaited = [Busy() for _ in range(workers)]  # by rank
+        self._steps = LastSteps(min(MOST_STEPS, max(3 * LEAST_STEPS, MOST_KEPT // workers)))  # of each: seconds, by rank
+        self._before = [0.0] * workers
 
     def came(self, key: KeyWaits, rank: int, here: Collection[int], absent: Collection[int], now: float) -> None:
         """A rank's contribution to the key's step has come. here: all ranks whose contributions have; absent: those that the job goes on without."""
@@ -51,7 +52,7 @@ class Punctuality:
             for other in key.ranks:
                 if other not in here and other not in absent and other not in key.awaited:
                     key.awaited.add(other)
-                    self._awaited.setdefault(other, Busy()).begin(now)
+                    self._awaited[other].begin(now)
 
     def over(self, key: KeyWaits, now: float) -> None:
         """The key's step is complete."""
@@ -59,16 +60,12 @@ class Punctuality:
             self._awaited[rank].end(now)
         key.awaited.clear()
         if key.last:
-            so_far = {rank: busy.so_far_s(now) for rank, busy in self._awaited.items()}
-            self._steps.append({rank: total - self._before.get(rank, 0.0) for rank, total in so_far.items()})
+            so_far = [busy.so_far_s(now) for busy in self._awaited]
+            self._steps.add(now, [total - before for total, before in zip(so_far, self._before, strict=True)])
             self._before = so_far
 
-    def late_ms(self, ranks: Collection[int]) -> dict[int, float]:
+    def late_ms(self, now: float) -> dict[int, float]:
         """By rank, for how long it is awaited in most of the last steps, beyond the others: of those for which that is longest."""
-        steps = list(self._steps)
-        if len(steps) < LEAST_STEPS:
-            return {}
-        awaited = {rank: 1e3 * statistics.median(step.get(rank, 0.0) for step in steps) if rank in self._awaited else 0.0 for rank in ranks}
-        beyond = beyond_others(awaited)
+        beyond = beyond_others(dict(enumerate(self._steps.medians(now))))
         latest = heapq.nlargest(MOST_NAMES, beyond, key=beyond.__getitem__)
-        return {rank: beyond[rank] for rank in sorted(latest) if beyond[rank] > 0}
+        return {rank: 1e3 * beyond[rank] for rank in sorted(latest) if beyond[rank] > 0}

@@ -98,7 +98,10 @@ class ServerState:
     absence: Absence = field(default_factory=lambda: Absence(1.0))  # of this server, which ticks once a heartbeat
     named: dict[tuple[int, ...], Reminder] = field(default_factory=dict)  # awaited ranks; kept for a while after they came
     held_up: dict[int, HeldUp] = field(default_factory=dict)  # by layout, of those whose steps do not wait for every rank
-    punctuality: Punctuality = field(default_factory=Punctuality)
+    punctuality: Punctuality = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.punctuality = Punctuality(self.workers)
 
     def register(
         self, layout: Layout, specs: list[KeySpec], costs: list[int], kept: Mapping[int, Kept | KeptWeights] = NOTHING_KEPT

@@ -7,10 +7,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-LAST_STEPS: Final = 16
-LEAST_STEPS: Final = 5  # fewer say nothing yet
-LAST_S: Final = 30.0  # older steps do not count, but for the last LEAST_STEPS
-SHARES_S: Final = 10.0
+LAST_S: Final = 10.0  # what is told is of so long; on a busy machine shorter is another rank's each time
+MOST_STEPS: Final = 512  # of that time
+LEAST_STEPS: Final = 5  # however long they take; fewer say nothing yet
 APART_S: Final = 0.25  # between two looks at counts that grow
 
 
@@ -39,10 +38,10 @@ class Busy:
 
 
 class LastSteps:
-    """Some figures of each of the last steps. One thread adds, any thread asks."""
+    """Some figures of each of the last steps, as many of all. One thread adds, any thread asks. most: steps that are kept."""
 
-    def __init__(self) -> None:
-        self._steps: deque[tuple[float, Sequence[float]]] = deque(maxlen=LAST_STEPS)
+    def __init__(self, most: int = MOST_STEPS) -> None:
+        self._steps: deque[tuple[float, Sequence[float]]] = deque(maxlen=most)
 
     def add(self, now: float, figures: Sequence[float]) -> None:
         self._steps.append((now, figures))
@@ -67,7 +66,7 @@ class Shares:
     def grown(self, now: float, counts: Sequence[float]) -> list[float]:
         """By how much each has grown in a second. counts: as they are now, as many as ever; none while there was no earlier look."""
         looks = self._looks
-        while len(looks) > 1 and now - looks[1][0] >= SHARES_S:
+        while len(looks) > 1 and now - looks[1][0] >= LAST_S:
             looks.popleft()
         found: list[float] = []
         if looks and now - looks[0][0] >= APART_S:

@@ -76,7 +76,7 @@ def _slow_ranks(workers: Mapping[int, Report], servers: Mapping[int, Report], st
             continue
         if where == "link":
             own = f", of which computing and encoding longer are {computes + encodes:.0f} ms" if computes + encodes >= 1 else ""
-            why = f"servers await its gradients for {late[rank]:.0f} ms of a step longer than the others'{own}"
+            why = f"servers await its gradients for {late[rank]:.0f} ms of a step longer than others'{own}"
             yield Slow(f"rank {rank}", "link", ms, ms / step_ms, why)
         elif where == "compute":
             yield Slow(

@@ -57,7 +57,7 @@ FIGURES: Final = (
     Figure("step_ms", "ms", "worker", lambda now, _: now.step_us / 1e3 or None, "the median of its last 64 steps", "step_seconds", 1e-3),
     Figure(
         "compute_ms", "ms", "worker", lambda now, _: now.compute_us / 1e3 or None,
-        "of a step: in which its training thread does not wait for psgc; this and the next two are medians of its last 16 steps", "compute_seconds", 1e-3,
+        "of a step: in which its training thread does not wait for psgc; this and the next two are medians of the last 10 s", "compute_seconds", 1e-3,
     ),
     Figure(
         "encode_ms", "ms", "worker", lambda now, _: now.coding_us / 1e3 if now.compute_us else None,
@@ -97,7 +97,7 @@ FIGURES: Final = (
     ),
     Figure(
         "late_ms", "ms", "server", _by_key("late", 0),
-        "of a step: in which it awaits that rank's contributions, beyond the others'; the median of the last 16 steps", "late_seconds", 1e-3, label="rank",
+        "of a step: in which it awaits that rank's contributions, beyond the others'; the median of the last 10 s", "late_seconds", 1e-3, label="rank",
     ),
     Figure(
         "sends_longer", "share", "server", _by_key("late", 1), "of the last 10 s: in which results to that rank are on their way, beyond the other ranks'",
