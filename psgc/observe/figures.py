@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 from psgc.observe.lately import LastSteps
 
 RECENT_STEPS: Final = 64
+LONG_S: Final = 2.0  # a step that takes so much longer than the last ones already is told of
 
 
 class Spent(NamedTuple):
@@ -94,11 +95,13 @@ class Figures:
 
     def lately(self, now: float, rested_s: float) -> list[float]:
         """Of the last steps, in seconds: how long the training thread computes, waits for this rank's own encoding and decoding, and waits in all. None while
-        there are too few steps. A step that takes longer already is that long."""
+        there are too few steps. A step that takes much longer already is that long."""
         found = self._last.medians(now)
         if not found:
             return []
         computes, _, waits = _split(now - self._over, self.spent(rested_s), self._spent)
+        if computes + waits < found[0] + found[2] + LONG_S:
+            return found
         return [max(found[0], computes), found[1], max(found[2], waits)]
 
     @property
