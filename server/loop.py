@@ -26,14 +26,13 @@ from psgc.diagnostics.report import Launcher
 from psgc.errors import RemoteProtocolError
 from psgc.layout import Layout
 from psgc.observe.exporter import OF_SERVERS, Exporter, export
-from psgc.observe.lately import Shares
-from psgc.observe.others import beyond_others
 from psgc.observe.server_trace import server_trace
 from psgc.observe.table import member_families
 from psgc.processes.absence import Absence, younger
 from psgc.processes.mailbox import Mailbox
 from psgc.processes.reminder import Reminder
 from psgc.server.mirror import Mirror
+from psgc.server.own_report import OwnReport
 from psgc.server.replica import Replica
 from psgc.server.serving import Serving
 from psgc.server.state import Fault, ServerState
@@ -54,7 +53,6 @@ from psgc.transport.security.job_keys import JobKeys
 from psgc.transport.watch import Pollable, Watch
 from psgc.wire.frames import HEADER_BYTES, SERVER_SENDER, UNASSIGNED_SENDER, Header, Kind
 from psgc.wire.messages import ErrorCode, Notice, Register, Topology, address_fields, decode_body, decode_json, encode_body
-from psgc.wire.reports import Report
 
 logger = logging.getLogger(__name__)
 TURN_S: Final = 0.02  # time for one source's messages in one turn of the loop
@@ -101,15 +99,13 @@ class Server:
         self._trace = server_trace(config)
         store = Store() if config.standby else Store(self._former(), succession.keep)
         self._serving = Serving(config, store, self._links, self.mailbox, self._trace, self._fault, self._has_stepped)
+        self._own_report = OwnReport(self._serving)
         self._admitted_at = 0.0
         self._exporter: Exporter | None = None
         self._launcher = Launcher(config.launcher)
         self._status: int | None = None
         self._reason = ""
         self._began = time.monotonic()
-        self._slept_s = 0.0  # of the loop
-        self._shares = Shares()  # of its sums and of its sleep
-        self._leaving = Shares()  # by rank, of results on their way
         self._life = Lifeline(
             config.root_endpoint, config.silence_s, config.dead_s, config.heartbeat_s, self._began, self._scheduler.nobody_listens
         )
@@ -161,7 +157,7 @@ class Server:
             things.append((self._gate, zmq.POLLIN))
         began = time.monotonic()
         ready = self._watch.wait(things, 0.0 if self._links.pending else next_tick - began)
-        self._slept_s += time.monotonic() - began
+        self._own_report.slept_s += time.monotonic() - began
         self._hear_scheduler(ready)
         if self.mailbox.fileno() in ready:
             for call, args in self.mailbox.drain(TURN_S):
@@ -335,7 +331,9 @@ class Server:
         joined(topology.rank)
         name, index = f"server {topology.rank}", topology.rank
         self._exporter = export(
-            config, OF_SERVERS + index, lambda: member_families("server", name, config.job, self._report(time.monotonic()))
+            config,
+            OF_SERVERS + index,
+            lambda: member_families("server", name, config.job, self._own_report.make(time.monotonic(), self._admitted_at)),
         )
         if not self._follows:
             self._launcher.tell("joined")
@@ -413,35 +411,12 @@ class Server:
             self._fault(fault)
         body = encode_body(Notice(0, f"{self._who}: {texts[0]}")) if texts else b""
         self._tell_scheduler(Kind.HEARTBEAT, body)
-        self._tell_scheduler(Kind.REPORT, encode_body(self._report(now)))
+        self._tell_scheduler(Kind.REPORT, encode_body(self._own_report.make(now, self._admitted_at)))
         if (sign := self._life.tick(now)) is not None:
             if sign.gone:
                 self._end(1, f"{self._who}: {sign.text}")
             elif self._voice.speaks(LIFELINE):
                 logger.warning("%s", sign.text)
-
-    def _report(self, now: float) -> Report:
-        """This server's report to the scheduler."""
-        serving, engine = self._serving, self._serving.engine
-        late: dict[str, list[float]] = {}
-        sums, sleeps = 0.0, 1.0
-        if self._state is not None:
-            late = self._late(self._state, now)
-            sums, sleeps = self._shares.grown(now, (self._state.punctuality.folds.so_far_s(now), self._slept_s)) or (sums, sleeps)
-        return Report(
-            int(1e3 * (now - self._admitted_at)), serving.wire_bytes, busy_ms=engine.busy_ms, threads=engine.threads, folds=engine.folds, late=late,
-            sums_permille=_permille(sums), loop_permille=_permille(1.0 - sleeps),
-        )  # fmt: skip
-
-    def _late(self, state: ServerState, now: float) -> dict[str, list[float]]:
-        """As of ``Report.late``. Connections are only asked where somebody is late."""
-        late_ms = state.punctuality.late_ms(now)
-        if not late_ms:
-            return {}
-        links = [state.peers.get(rank) for rank in range(state.workers)]
-        grown = self._leaving.grown(now, [0.0 if link is None or link.closed else link.leaving_s(now) for link in links])
-        more = beyond_others(dict(enumerate(grown)))
-        return {str(rank): [float(f"{number:.4g}") for number in (ms, min(1.0, more.get(rank, 0.0)))] for rank, ms in late_ms.items()}
 
     def _await_admission(self, now: float) -> None:
         config = self.config
@@ -505,7 +480,3 @@ class Server:
             self._succession.forget()
         if self._trace is not None:
             self._trace.close()
-
-
-def _permille(share: float) -> int:
-    return round(1e3 * min(1.0, max(0.0, share)))

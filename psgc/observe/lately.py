@@ -58,20 +58,23 @@ class LastSteps:
 
 
 class Shares:
-    """How fast counts have grown over the last seconds. Any thread may ask; looks that follow at once change nothing."""
+    """How fast counts have grown over the last seconds. Any thread may ask; looks that follow at once change nothing.
+
+    Invariant: the looks are a tuple, which is replaced as a whole: of two threads that look at once, one's look may be lost."""
 
     def __init__(self) -> None:
-        self._looks: deque[tuple[float, Sequence[float]]] = deque()
+        self._looks: tuple[tuple[float, Sequence[float]], ...] = ()
 
     def grown(self, now: float, counts: Sequence[float]) -> list[float]:
         """By how much each has grown in a second. counts: as they are now, as many as ever; none while there was no earlier look."""
         looks = self._looks
         while len(looks) > 1 and now - looks[1][0] >= LAST_S:
-            looks.popleft()
+            looks = looks[1:]
         found: list[float] = []
         if looks and now - looks[0][0] >= APART_S:
             at, before = looks[0]
             found = [max(0.0, value - old) / (now - at) for value, old in zip(counts, before, strict=True)]
         if not looks or now - looks[-1][0] >= APART_S:
-            looks.append((now, counts))
+            looks = (*looks, (now, counts))
+        self._looks = looks
         return found

@@ -70,25 +70,19 @@ def _slow_ranks(workers: Mapping[int, Report], servers: Mapping[int, Report], st
         link = late.get(rank, 0.0) - computes - encodes
         if more_sends[rank] + longer_ms.get(rank, 0.0) < link / 2:
             link = 0.0
-        ms, where = max((computes, "compute"), (encodes, "encode"), (link, "link"), key=lambda each: each[0])
+        each: tuple[tuple[float, Where], ...] = (computes, "compute"), (encodes, "encode"), (link, "link")
+        ms, where = max(each, key=lambda one: one[0])
         others_wait = _upper_median_without(waits, workers[rank].waits_us / 1e3)
         if ms < max(CLEAR_SHARE * step_ms, LEAST_MS) or others_wait < ms / 2:
             continue
-        if where == "link":
+        if where == "compute":
+            why = f"it computes for {compute[rank]:.0f} ms of a step, {ms:.0f} ms more than others"
+        elif where == "encode":
+            why = f"it waits for its own encoding and decoding for {encode[rank]:.0f} ms of a step, {ms:.0f} ms more than others"
+        else:
             own = f", of which computing and encoding longer are {computes + encodes:.0f} ms" if computes + encodes >= 1 else ""
             why = f"servers await its gradients for {late[rank]:.0f} ms of a step longer than others'{own}"
-            yield Slow(f"rank {rank}", "link", ms, ms / step_ms, why)
-        elif where == "compute":
-            yield Slow(
-                f"rank {rank}",
-                "compute",
-                ms,
-                ms / step_ms,
-                f"it computes for {compute[rank]:.0f} ms of a step, {ms:.0f} ms more than others",
-            )
-        else:
-            why = f"it waits for its own encoding and decoding for {encode[rank]:.0f} ms of a step, {ms:.0f} ms more than others"
-            yield Slow(f"rank {rank}", "encode", ms, ms / step_ms, why)
+        yield Slow(f"rank {rank}", where, ms, ms / step_ms, why)
 
 
 def _late(servers: Mapping[int, Report], step_ms: float) -> tuple[dict[int, float], dict[int, float]]:
@@ -132,9 +126,8 @@ def _slow_servers(workers: Mapping[int, Report], servers: Mapping[int, Report], 
             continue
         report = servers[index]
         itself = sums.get(index, 0.0) >= share / 2 or report.loop_permille / 1e3 >= LOOP_FULL
-        why = (
-            f"ranks have something there for {busy[index] * step_ms:.0f} ms of a step, {ms:.0f} ms more than at others; {_work_of(report)}"
-        )
+        there_ms = busy[index] * step_ms
+        why = f"ranks have something there for {there_ms:.0f} ms of a step, {ms:.0f} ms more than at others; {_work_of(report)}"
         yield Slow(f"server {index}", "server" if itself else "link", ms, share, why)
 
 

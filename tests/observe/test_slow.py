@@ -117,7 +117,7 @@ def test_a_server_that_holds_more_may_take_longer_by_as_much() -> None:
 
 def test_time_at_a_server_in_which_a_rank_waits_for_another_is_not_the_servers() -> None:
     # rank 1 is slow: the others have something at the server for all of that time, rank 1 itself has not
-    early, late = at_servers((0.8, 1e6), (0.82, 1e6)), at_servers((0.1, 1e6), (0.12, 1e6))
+    early, late = at_servers((0.3, 1e6), (0.82, 1e6)), at_servers((0.1, 1e6), (0.12, 1e6))
     workers = [worker(20, 80, servers=early), worker(95, 5, servers=late), worker(20, 80, servers=early)]
     assert verdict(workers, [server({"1": 75.0}), server({"1": 74.0})]) == [("rank 1", "compute")]
 
@@ -183,6 +183,15 @@ def test_a_rank_with_a_slow_link_is_the_slowest_though_another_waits_less() -> N
     )
     seen = view(Observed(1, "v", 2, 1, True, (*rows, told)))
     assert (seen.slowest_rank, seen.awaited) == (1, ("rank 1",))
+
+
+def test_a_slow_server_is_awaited_and_no_rank_is_the_slowest() -> None:
+    workers = [replace(worker(20, 80, servers=at_servers((0.2, 1e6), (0.7, 1e6))), waited_ms=7_000 - 500 * rank) for rank in range(2)]
+    rows = observed(workers, {}).members
+    told = [{name: getattr(one, name) for name in Report.__dataclass_fields__} for one in (server(), server(sums=0.6))]
+    of_servers = [ReportOf("server", index, "here", 2, False, 0, report) for index, report in enumerate(told)]
+    seen = view(Observed(1, "v", 2, 2, True, (*rows, *of_servers)))
+    assert (seen.slowest_rank, seen.awaited) == (None, ("server 1",))
 
 
 numbers = st.floats(0, 1e6)
