@@ -366,7 +366,7 @@ def frozen(value: Any) -> Any:
 
 
 LEFT_OUT = frozenset(
-    {"absence", "named", "contributed", "since", "moved", "counts", "pace", "place", "spec"}
+    {"absence", "named", "contributed", "since", "moved", "counts", "pace", "place", "spec", "has", "nbytes", "punctuality", "waits"}
 )  # times, figures, and what is always the same
 
 
