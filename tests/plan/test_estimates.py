@@ -10,6 +10,8 @@ from psgc.errors import UsageError
 from psgc.plan.inputs.cluster import Link
 from psgc.plan.inputs.estimates import cluster_of, estimate, with_codec_times
 from psgc.plan.inputs.profile import computed_profile
+from psgc.plan.model.plan import PlannedBucket
+from psgc.plan.model.problem import Problem, codec_costs, simulate
 
 
 def test_int8_with_feedback_moves_22_bytes_an_element_to_encode_and_9_to_decode() -> None:
@@ -36,6 +38,22 @@ def test_what_is_measured_stays_and_what_nobody_knows_is_left_out() -> None:
     assert "magic" not in timed.codecs
     on_hosts = with_codec_times(replace(profile, device="cpu", codecs={}), ["int8"], gpu="h100").profile.codecs["int8"]
     assert on_hosts.keys() == {"cpu", "server"}, "a model without a GPU has no times on one"
+
+
+def test_both_halves_of_a_pair_have_estimates_and_a_step_among_workers_lies_between_those_of_each() -> None:
+    """On a slow link, where two stages of as many elements follow each other, half-way."""
+    bare, where = replace(computed_profile("gpt2", "a100"), codecs={}), cluster_of("a100", 4, 1, 1.0, 50.0)
+    two_stages = ("comp@gpu", "flat.all_to_all.c", "decomp@gpu", "comp@gpu", "flat.all_gather.c", "decomp@gpu")
+    steps = {}
+    for name in ("onebit/int8", "onebit", "int8", "onebit/none", "onebit/relay"):
+        found = with_codec_times(bare, [name])
+        assert found.times(name) == "estimated" and set(found.profile.codecs) - {"none"} == set(name.split("/")) - {"none", "relay"}
+        if "relay" not in name:
+            problem = Problem(found.profile, where, codec_costs(name, found.profile, 4))
+            buckets = [PlannedBucket((t.name,), t.numel, 1, 0, problem.codec.name, two_stages) for t in found.profile.tensors]
+            steps[name] = simulate(problem, buckets).step_us
+    assert steps["onebit/int8"] == pytest.approx((steps["onebit"] + steps["int8"]) / 2, rel=0.01)
+    assert steps["onebit/none"] > steps["int8"]
 
 
 def test_a_cluster_has_the_links_that_such_gpus_have() -> None:
