@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 
 from psgc.config import Config
 from psgc.errors import ConfigError, JobFailed, PsgcError, UsageError
+from psgc.launch.job.planned import PLAN, inside_of, plan_here
 from psgc.launch.job.ranks import free_port
 from psgc.launch.job.run import NOT_INHERITED
 from psgc.launch.on_ray.placing import Found, lacking, seats
@@ -78,10 +79,11 @@ def _settings(env: Mapping[str, str]) -> dict[str, str]:
     own = {
         name: "" for name in (*NOT_INHERITED, "DMLC_NUM_WORKER", "PSGC_NODE_SIZES", "PSGC_LAUNCHER") if name.partition("_")[0] in PREFIXES
     }
-    return {
+    settings = {
         **inherited, **own, **env, "BYTEPS_FORCE_DISTRIBUTED": "1", "PSGC_JOB": str(secrets.randbits(62) | 1),
         "PSGC_TOKEN": env.get("PSGC_TOKEN", "") or inherited.get("PSGC_TOKEN", "") or secrets.token_hex(16),
     }  # fmt: skip
+    return settings | inside_of(plan_here(settings.get(PLAN, ""), needed=False), settings)
 
 
 def _check(shared: Mapping[str, str], workers: int, servers: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -15,8 +14,8 @@ from psgc.errors import UsageError
 from psgc.launch.doctor.facts import collect
 from psgc.launch.job.planned import inside_of, plan_here, plan_told
 from psgc.launch.topology import Topology
-from psgc.plan.inputs.cluster import Cluster, Link
 from psgc.plan.planfile.reading import load_plan
+from tests.launch.plan_files import plan_file
 
 NAMES = ("PSGC_PLAN", "BYTEPS_REDUCE_ROOTS", "BYTEPS_PCIE_SWITCH_SIZE")
 SEEN = f"import os; os.chdir('/'); print('seen', *(os.environ.get(name) or '-' for name in {NAMES}))"
@@ -29,13 +28,6 @@ NODE = {
     "DMLC_PS_ROOT_URI": "127.0.0.1",
     "DMLC_PS_ROOT_PORT": "9",
 }
-
-
-def plan_file(path: Path, option: tuple[str, ...] = ("flat.push", "flat.pull"), codec: str = "none", **inside: Any) -> str:
-    bucket = {"tensors": ["w"], "numel": 5, "parts": 1, "priority": 0, "codec": codec, "option": option}
-    cluster = Cluster("c", 1, 4, Link(10, 1), Link(1, 1), 1, **inside).to_json()
-    path.write_text(json.dumps({"version": 2, "model": "m", "cluster": cluster, "buckets": [bucket], "prediction": {}}))
-    return str(path)
 
 
 def seen_by_a_worker(launched: Any, launcher: str, hosts: Path, plan: str, **env: str) -> tuple[int, list[str], str]:
