@@ -22,7 +22,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import math
 import os
 import random
 import re
@@ -57,15 +56,15 @@ class Jitter:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """See the script's text."""
+    """See the script's text. step_ms, loss, accuracy: None where no job ran."""
 
     backup: int
-    step_ms: float
+    step_ms: float | None
     model_ms: float
     bound_ms: float
     late: float
-    loss: float
-    accuracy: float
+    loss: float | None
+    accuracy: float | None
 
 
 def model_of(jitter: Jitter, workers: int, steps: int, backup: int) -> tuple[float, float]:
@@ -171,11 +170,11 @@ def main() -> None:
     rows = []
     for backup, rounds in jobs.items():
         expected_s, late = model_of(jitter, options.workers, options.steps, backup)
-        seconds = statistics.median([max(of_rank["seconds"] for of_rank in found) for found in rounds] or [math.nan])
-        loss, accuracy = (statistics.mean([found[0][what] for found in rounds] or [math.nan]) for what in ("loss", "accuracy"))
-        step_ms, model_ms, bound_ms = (
-            1e3 * each_s / options.steps for each_s in (seconds, expected_s, bound_of(jitter, options.workers, options.steps))
-        )
+        model_ms, bound_ms = (1e3 * each_s / options.steps for each_s in (expected_s, bound_of(jitter, options.workers, options.steps)))
+        step_ms = loss = accuracy = None
+        if rounds:
+            step_ms = 1e3 * statistics.median(max(of_rank["seconds"] for of_rank in found) for found in rounds) / options.steps
+            loss, accuracy = (statistics.mean(found[0][what] for found in rounds) for what in ("loss", "accuracy"))
         rows.append(Row(backup, step_ms, model_ms, bound_ms, late, loss, accuracy))
     if options.json:
         print(json.dumps({"machine": machine(), "workers": options.workers, "rows": [asdict(row) for row in rows]}))
@@ -187,16 +186,20 @@ def main() -> None:
         [
             [
                 str(r.backup),
-                f"{r.step_ms:.1f}",
+                _text(r.step_ms, ".1f"),
                 f"{r.model_ms:.1f}",
                 f"{r.bound_ms:.1f}",
                 f"{r.late:.0%}",
-                f"{r.loss:.4f}",
-                f"{r.accuracy:.2%}",
+                _text(r.loss, ".4f"),
+                _text(r.accuracy, ".2%"),
             ]
             for r in rows
         ],
     )
+
+
+def _text(figure: float | None, form: str) -> str:
+    return "" if figure is None else format(figure, form)
 
 
 if __name__ == "__main__":

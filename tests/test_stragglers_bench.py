@@ -35,6 +35,19 @@ def test_a_rank_that_is_always_slower_is_waited_for_whatever_the_rule() -> None:
     assert seconds == pytest.approx(100 * 0.2)
 
 
+def test_without_a_job_there_are_no_figures_of_one() -> None:
+    command = [sys.executable, str(FOLDER / "stragglers.py"), "--rounds", "0", "--steps", "20"]
+    found = subprocess.run([*command, "--json"], check=True, capture_output=True, text=True, timeout=240)
+
+    def refuse(constant: str) -> None:
+        pytest.fail(f"{constant} is no JSON: {found.stdout}")
+
+    rows = json.loads(found.stdout, parse_constant=refuse)["rows"]
+    assert [(row["step_ms"], row["loss"], row["accuracy"]) for row in rows] == [(None, None, None)] * 3
+    assert all(row["model_ms"] > 0 for row in rows)
+    assert "nan" not in subprocess.run(command, check=True, capture_output=True, text=True, timeout=240).stdout
+
+
 def test_jobs_with_and_without_backup_end_with_equal_parameters_on_all_ranks() -> None:
     command = [
         sys.executable,
