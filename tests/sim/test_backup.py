@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
 import pytest
-from sim_members import WrongError, check
+from broken_rules import Rules, method
+from sim_members import check
 from sim_network import Weather
 from sim_oracle import Chances
 from sim_worker import SimWorker, Ticket
@@ -151,11 +151,6 @@ CUT = replace(
 )  # nothing else holds quick ranks back
 PLAIN = replace(ROUGH, codec="none")  # nothing gives a step back that the trainer drops
 MANY = replace(ROUGH, workers=20, servers=1, parts=(1,), steps=6, backup=12, work_s=0.01)
-Mutation = Callable[[], AbstractContextManager[Any]]
-
-
-def _method(cls: type, name: str, make: Callable[[Any], Any]) -> Mutation:
-    return lambda: patch.object(cls, name, make(getattr(cls, name)))
 
 
 def _answers_first(take_late: Any) -> Any:
@@ -196,42 +191,35 @@ def _forgets_the_earlier(completed: Any) -> Any:
     return wrong
 
 
-MUTATIONS: dict[str, tuple[Scenario, Mutation]] = {
+RULES: Rules[Scenario] = Rules(run, 15, {
     "what is late is in no sum": (ROUGH, lambda: patch.object(Late, "slots", property(lambda _: []))),
-    "who was in a sum owes it again": (ROUGH, _method(Late, "completed", lambda completed: lambda self, result, queued, ranks, contributions: (
+    "who was in a sum owes it again": (ROUGH, method(Late, "completed", lambda completed: lambda self, result, queued, ranks, contributions: (
         completed(self, result, queued, ranks, {r: c for r, c in contributions.items() if r or len(contributions) == 1})))),
-    "a repeat of what is late is taken again": (ROUGH, _method(Late, "owes", lambda _: lambda self, rank: any(owed.rank == rank for owed in self.owed))),
+    "a repeat of what is late is taken again": (ROUGH, method(Late, "owes", lambda _: lambda self, rank: any(owed.rank == rank for owed in self.owed))),
     "a step does not wait for what is late": (ROUGH, lambda: patch.object(Late, "awaited", property(lambda _: []))),
-    "a step is closed without more than it may": (ROUGH, _method(KeyState, "_may_close", lambda _: lambda self, late: (
+    "a step is closed without more than it may": (ROUGH, method(KeyState, "_may_close", lambda _: lambda self, late: (
         not late.awaited and len(self.contributions) >= len(self.spec.ranks) - late.most - 1))),
-    "a late rank is answered before its contribution is kept": (CRASHING, _method(KeyState, "_take_late", _answers_first)),
-    "what comes while a step is being completed is taken for part of it": (MANY, _method(KeyState, "contribute", _never_closed)),
-    "the process that follows forgets who owes what": (CRASHING, _method(KeyState, "take_up", lambda take_up: lambda self, kept: take_up(
+    "a late rank is answered before its contribution is kept": (CRASHING, method(KeyState, "_take_late", _answers_first)),
+    "what comes while a step is being completed is taken for part of it": (MANY, method(KeyState, "contribute", _never_closed)),
+    "the process that follows forgets who owes what": (CRASHING, method(KeyState, "take_up", lambda take_up: lambda self, kept: take_up(
         self, kept._replace(late=NOTHING_LATE)))),
-    "the result before the last is forgotten, though a rank may lack it": (CUT, _method(Late, "completed", _forgets_the_earlier)),
-    "what is late keeps its own step's unit": (ROUGH, _method(KeyState, "_fold_late", lambda fold_late: lambda self, late: (
+    "the result before the last is forgotten, though a rank may lack it": (CUT, method(Late, "completed", _forgets_the_earlier)),
+    "what is late keeps its own step's unit": (ROUGH, method(KeyState, "_fold_late", lambda fold_late: lambda self, late: (
         fold := fold_late(self, late)) and fold._replace(rescale=1.0))),
     "NaN that comes late is not heeded": (ROUGH, lambda: patch.object(Late, "poisoned", property(lambda _: False))),
-    "a step of which only skips have come is closed": (ROUGH, _method(KeyState, "_needs_no_more", lambda _: lambda self, late, missing: missing <= late.most)),
-    "what comes late for a step that is not finite is in the next sum": (ROUGH, _method(KeyState, "_keep_late", _keeps_all)),
+    "a step of which only skips have come is closed": (ROUGH, method(KeyState, "_needs_no_more", lambda _: lambda self, late, missing: missing <= late.most)),
+    "what comes late for a step that is not finite is in the next sum": (ROUGH, method(KeyState, "_keep_late", _keeps_all)),
     "what comes late for a step that the trainer drops is in the next sum": (PLAIN, lambda: patch.object(Late, "_summed", property(lambda late: late.owed))),
-    "of many who are late only a block is added": (MANY, _method(KeyState, "_fold_late", lambda fold_late: lambda self, late: (
+    "of many who are late only a block is added": (MANY, method(KeyState, "_fold_late", lambda fold_late: lambda self, late: (
         None if late.folded else fold_late(self, late)))),
-}  # fmt: skip
+})  # fmt: skip
 
 
 @pytest.mark.parametrize("scenario", [ROUGH, CRASHING, CUT, PLAIN, MANY], ids=["rough", "crashing", "cut", "plain", "many"])
 def test_while_no_rule_is_broken_nothing_is_seen(scenario: Scenario) -> None:
-    simulate_many(scenario)
+    RULES.simulate(scenario)
 
 
-@pytest.mark.parametrize("rule", MUTATIONS)
+@pytest.mark.parametrize("rule", RULES.broken)
 def test_a_broken_rule_is_seen(rule: str) -> None:
-    scenario, mutation = MUTATIONS[rule]
-    with mutation(), pytest.raises(WrongError):
-        simulate_many(scenario)
-
-
-def simulate_many(scenario: Scenario) -> None:
-    for seed in range(15):
-        run(replace(scenario, seed=seed))
+    RULES.see(rule)

@@ -7,13 +7,13 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
 import pytest
-from sim_members import SimServer, WrongError
+from broken_rules import Mutation, Rules, method
+from sim_members import SimServer
 from sim_network import Weather
 from sim_oracle import Chances
 from simulation import Scenario, simulate
@@ -84,16 +84,11 @@ DECLARING = replace(
     ROUGH, workers=2, servers=2, steps=2, names=6, crashes=12, crash_every_s=0.004, restart_s=0.002, chances=Chances(),
     weather=Weather(delay_s=0.002, slow=0.3, repeats=0.0, reconnect_s=0.02),
 )  # fmt: skip
-Mutation = Callable[[], AbstractContextManager[Any]]
-
-
-def _method(cls: type, name: str, make: Callable[[Any], Any]) -> Mutation:
-    return lambda: patch.object(cls, name, make(getattr(cls, name)))
 
 
 def _taking_up(change: Callable[[Kept], Kept]) -> Mutation:
     """A process takes up something else than what was kept."""
-    return _method(KeyState, "take_up", lambda take_up: lambda self, kept: take_up(self, change(kept)))
+    return method(KeyState, "take_up", lambda take_up: lambda self, kept: take_up(self, change(kept)))
 
 
 def _commits_late(commit: Any) -> Any:
@@ -114,21 +109,21 @@ def _hears_former_processes(_: Any) -> Any:
     return wrong
 
 
-MUTATIONS: dict[str, tuple[Scenario, Mutation]] = {
+RULES: Rules[Scenario] = Rules(simulate, 25, {
     "what was committed is forgotten": (ROUGH, _taking_up(lambda _: Kept(None))),
-    "a result is sent before it is committed": (ROUGH, _method(KeyState, "_commit", _commits_late)),
+    "a result is sent before it is committed": (ROUGH, method(KeyState, "_commit", _commits_late)),
     "the kept result is not taken up": (ROUGH, _taking_up(lambda kept: kept._replace(result=None))),
     "the newest result's buffer is forgotten": (ROUGH, _taking_up(_other_slot)),
     "what is to be added back is forgotten": (POISONED, _taking_up(lambda kept: kept._replace(add_back=False))),
     "a change of unit is forgotten": (ROUGH, _taking_up(lambda kept: kept._replace(rescale=1.0))),
-    "workers do not send again what was lost": (ROUGH, _method(Client, "_error", lambda _: lambda *_: [])),
-    "workers are let in before their keys are served": (ROUGH, _method(ServerState, "serves", lambda _: lambda *_: True)),
-    "former processes are heard": (DECLARING, _method(Roster, "replace", _hears_former_processes)),
-    "layouts are not served again": (ROUGH, _method(Declarations, "begins_anew", lambda _: lambda *_: None)),
-    "windows begin anew": (NARROW, _method(Window, "__init__", lambda init: lambda self, costs, budget, steps=(): init(self, costs, budget))),
+    "workers do not send again what was lost": (ROUGH, method(Client, "_error", lambda _: lambda *_: [])),
+    "workers are let in before their keys are served": (ROUGH, method(ServerState, "serves", lambda _: lambda *_: True)),
+    "former processes are heard": (DECLARING, method(Roster, "replace", _hears_former_processes)),
+    "layouts are not served again": (ROUGH, method(Declarations, "begins_anew", lambda _: lambda *_: None)),
+    "windows begin anew": (NARROW, method(Window, "__init__", lambda init: lambda self, costs, budget, steps=(): init(self, costs, budget))),
     "a restored residual's unit is forgotten": (RESTORING, _taking_up(lambda kept: kept._replace(rescale=1.0) if kept.result is None else kept)),
     "residuals that are not committed are taken up": (ROUGH, lambda: patch.object(SimServer, "crash", _keeps_all(SimServer.crash))),
-}  # fmt: skip
+})  # fmt: skip
 
 
 def _keeps_all(crash: Any) -> Any:
@@ -139,21 +134,11 @@ def _keeps_all(crash: Any) -> Any:
     return wrong
 
 
-SCENARIOS = dict.fromkeys(scenario for scenario, _ in MUTATIONS.values())
-
-
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=["rough", "poisoned", "declaring", "narrow", "restoring"])
+@pytest.mark.parametrize("scenario", RULES.scenarios, ids=["rough", "poisoned", "declaring", "narrow", "restoring"])
 def test_while_no_rule_is_broken_nothing_is_seen(scenario: Scenario) -> None:
-    simulate_many(scenario)
+    RULES.simulate(scenario)
 
 
-@pytest.mark.parametrize("rule", MUTATIONS)
+@pytest.mark.parametrize("rule", RULES.broken)
 def test_a_broken_rule_is_seen(rule: str) -> None:
-    scenario, mutation = MUTATIONS[rule]
-    with mutation(), pytest.raises(WrongError):
-        simulate_many(scenario)
-
-
-def simulate_many(scenario: Scenario) -> None:
-    for seed in range(25):
-        simulate(replace(scenario, seed=seed))
+    RULES.see(rule)

@@ -7,14 +7,14 @@ each rule that this rests on, when it is broken."""
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
 import pytest
-from sim_members import WrongError, check
+from broken_rules import Rules, method
+from sim_members import check
 from sim_network import Weather
 from sim_oracle import Chances
 from sim_worker import SimWorker, Ticket
@@ -280,11 +280,6 @@ DECLARING = Deaths(
     workers=4, parts=(3,), names=4, codec="onebit", window_bytes=1, local=0.0, deaths=4, death_every_s=0.03, replace_s=0.05, work_s=0.0002,
     weather=Weather(delay_s=0.01, slow=0.0, repeats=0.0),
 )  # fmt: skip
-Mutation = Callable[[], AbstractContextManager[Any]]
-
-
-def _method(cls: type, name: str, make: Callable[[Any], Any]) -> Mutation:
-    return lambda: patch.object(cls, name, make(getattr(cls, name)))
 
 
 def _deletes_all(self: KeyState, rank: int) -> None:
@@ -302,28 +297,21 @@ def _forgets_steps(begin: Any) -> Any:
     return wrong
 
 
-MUTATIONS: dict[str, tuple[Deaths, Mutation]] = {
-    "what a dead process has contributed counts": (ROUGH, _method(KeyState, "replaced", lambda _: lambda self, rank: self.reconnected(rank))),
-    "servers do not hear of another process": (ROUGH, _method(ServerState, "_greeted", lambda _: lambda *_: [])),
+RULES: Rules[Deaths] = Rules(run, 40, {
+    "what a dead process has contributed counts": (ROUGH, method(KeyState, "replaced", lambda _: lambda self, rank: self.reconnected(rank))),
+    "servers do not hear of another process": (ROUGH, method(ServerState, "_greeted", lambda _: lambda *_: [])),
     "what has been folded is added again": (MANY, lambda: patch.object(KeyState, "replaced", _deletes_all)),
-    "a rank without a state gives it": (ROUGH, _method(Handovers, "replaced", lambda _: lambda *_: None)),
-    "requests of a dead process are answered": (DECLARING, _method(Declarations, "forget", lambda _: lambda *_: None)),
-    "steps are counted anew": (ROUGH, _method(MortalWorker, "begin", _forgets_steps)),
-}  # fmt: skip
+    "a rank without a state gives it": (ROUGH, method(Handovers, "replaced", lambda _: lambda *_: None)),
+    "requests of a dead process are answered": (DECLARING, method(Declarations, "forget", lambda _: lambda *_: None)),
+    "steps are counted anew": (ROUGH, method(MortalWorker, "begin", _forgets_steps)),
+})  # fmt: skip
 
 
 @pytest.mark.parametrize("scenario", [ROUGH, MANY, DECLARING], ids=["rough", "many", "declaring"])
 def test_while_no_rule_is_broken_nothing_is_seen(scenario: Deaths) -> None:
-    simulate_many(scenario)
+    RULES.simulate(scenario)
 
 
-@pytest.mark.parametrize("rule", MUTATIONS)
+@pytest.mark.parametrize("rule", RULES.broken)
 def test_a_broken_rule_is_seen(rule: str) -> None:
-    scenario, mutation = MUTATIONS[rule]
-    with mutation(), pytest.raises(WrongError):
-        simulate_many(scenario)
-
-
-def simulate_many(scenario: Deaths) -> None:
-    for seed in range(40):
-        run(replace(scenario, seed=seed))
+    RULES.see(rule)

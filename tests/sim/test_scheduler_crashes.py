@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -15,7 +13,7 @@ from unittest.mock import patch
 import pytest
 import sim_members
 import simulation
-from sim_members import WrongError
+from broken_rules import Mutation, Rules, method
 from sim_network import Weather
 from sim_oracle import Chances
 from simulation import Scenario, simulate
@@ -74,7 +72,6 @@ ROUGH = Scenario(
     barriers=0.7, publishes=True, weather=Weather(delay_s=0.002, slow=0.1, repeats=0.02, reconnect_s=0.02), chances=Chances(0.1, 0.05, 0.5, 0.5, 0.1),
 )  # fmt: skip
 BOTH = replace(ROUGH, crashes=12, crash_every_s=0.05, restart_s=0.01)
-Mutation = Callable[[], AbstractContextManager[Any]]
 
 
 def _unwritten(kind: type) -> Mutation:
@@ -94,10 +91,6 @@ def _unwritten(kind: type) -> Mutation:
     return lambda: patch.multiple(sim_members, Keep=Meta("Keep", (), {}), WRITTEN_ANEW=-1.0)
 
 
-def _method(cls: type, name: str, make: Callable[[Any], Any]) -> Mutation:
-    return lambda: patch.object(cls, name, make(getattr(cls, name)))
-
-
 def _said_before_it_is_written(apply: Any) -> Any:
     def wrong(self: Any, actions: list[Any]) -> None:
         kept = [action for action in actions if isinstance(action, Keep)]
@@ -108,35 +101,32 @@ def _said_before_it_is_written(apply: Any) -> Any:
     return wrong
 
 
-MUTATIONS: dict[str, tuple[Scenario, Mutation]] = {
+def _simulate_often(scenario: Scenario) -> None:
+    with patch.object(simulation, "CRASH_IN_EFFECTS", OFTEN):
+        simulate(scenario)
+
+
+RULES: Rules[Scenario] = Rules(_simulate_often, 25, {
     "layouts are not written down": (ROUGH, _unwritten(LaidOut)),
     "barriers that were passed are not written down": (replace(ROUGH, steps=8), _unwritten(Passed)),
     "members that have left are not written down": (ROUGH, _unwritten(Left)),
     "published values are not written down": (ROUGH, _unwritten(Value)),
     "a server's next process is not written down": (BOTH, _unwritten(Succeeded)),
-    "what was said is written down later": (replace(ROUGH, steps=8), _method(sim_members.SimScheduler, "_apply", _said_before_it_is_written)),
-    "workers do not say again what is unanswered": (ROUGH, _method(Requests, "say_again", lambda _: lambda self: None)),
+    "what was said is written down later": (replace(ROUGH, steps=8), method(sim_members.SimScheduler, "_apply", _said_before_it_is_written)),
+    "workers do not say again what is unanswered": (ROUGH, method(Requests, "say_again", lambda _: lambda self: None)),
     "passed barriers are left out of a journal that is written anew": (
-        replace(ROUGH, steps=8), _method(Barriers, "have_passed", lambda _: lambda *_: None),
+        replace(ROUGH, steps=8), method(Barriers, "have_passed", lambda _: lambda *_: None),
     ),
-    "a server that begins anew is taken for one that serves": (BOTH, _method(Declarations, "begins_anew", lambda _: lambda *_: None)),
-    "servers are not told again": (BOTH, _method(Agreements, "again", lambda _: lambda *_: iter(()))),
-}  # fmt: skip
+    "a server that begins anew is taken for one that serves": (BOTH, method(Declarations, "begins_anew", lambda _: lambda *_: None)),
+    "servers are not told again": (BOTH, method(Agreements, "again", lambda _: lambda *_: iter(()))),
+})  # fmt: skip
 
 
-@pytest.mark.parametrize("scenario", dict.fromkeys(scenario for scenario, _ in MUTATIONS.values()), ids=["rough", "longer", "both"])
+@pytest.mark.parametrize("scenario", RULES.scenarios, ids=["rough", "longer", "both"])
 def test_while_no_rule_is_broken_nothing_is_seen(scenario: Scenario) -> None:
-    simulate_many(scenario, nullcontext)
+    RULES.simulate(scenario)
 
 
-@pytest.mark.parametrize("rule", MUTATIONS)
+@pytest.mark.parametrize("rule", RULES.broken)
 def test_a_broken_rule_is_seen(rule: str) -> None:
-    scenario, mutation = MUTATIONS[rule]
-    with pytest.raises(WrongError):
-        simulate_many(scenario, mutation)
-
-
-def simulate_many(scenario: Scenario, mutation: Mutation) -> None:
-    with mutation(), patch.object(simulation, "CRASH_IN_EFFECTS", OFTEN):
-        for seed in range(25):
-            simulate(replace(scenario, seed=seed))
+    RULES.see(rule)

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
 import pytest
-from sim_members import SimServer, WrongError, check
+from broken_rules import Rules, method
+from sim_members import SimServer, check
 from sim_network import Weather
 from sim_oracle import Chances
 from simulation import Scenario, simulate
@@ -224,11 +223,6 @@ ROUGH = Shrinks(
 )  # fmt: skip
 MANY = replace(ROUGH, workers=10, servers=1, parts=(1,), steps=16, deaths=12, death_every_s=0.15, work_s=0.05)
 DECLARING = replace(ROUGH, names=4, workers=3, work_s=0.2, steps=4, deaths=4, replace_s=2.0)
-Mutation = Callable[[], AbstractContextManager[Any]]
-
-
-def _method(cls: type, name: str, make: Callable[[Any], Any]) -> Mutation:
-    return lambda: patch.object(cls, name, make(getattr(cls, name)))
 
 
 def _stays_away(replaced: Any) -> Any:
@@ -241,30 +235,23 @@ def _stays_away(replaced: Any) -> Any:
     return wrong
 
 
-MUTATIONS: dict[str, tuple[Shrinks, Mutation]] = {
-    "a dead rank is awaited": (ROUGH, _method(KeyState, "leave_out", lambda _: lambda *_: [])),
+RULES: Rules[Shrinks] = Rules(run, 40, {
+    "a dead rank is awaited": (ROUGH, method(KeyState, "leave_out", lambda _: lambda *_: [])),
     "a mean counts those who are missing": (ROUGH, lambda: patch.object(KeyState, "_divisor", property(lambda self: self.spec.divisor))),
-    "what a dead rank has contributed does not count, but is in the sum": (MANY, _method(KeyState, "leave_out", lambda leave_out: lambda self, rank: (
+    "what a dead rank has contributed does not count, but is in the sum": (MANY, method(KeyState, "leave_out", lambda leave_out: lambda self, rank: (
         self.contributions.pop(rank, None) and None) or leave_out(self, rank))),
-    "a rank that has come back is missing": (ROUGH, _method(KeyState, "replaced", _stays_away)),
-    "a server is told of a death late, and heeds it": (ROUGH, _method(ServerState, "leave_out", lambda leave_out: lambda self, rank, process, now: leave_out(
+    "a rank that has come back is missing": (ROUGH, method(KeyState, "replaced", _stays_away)),
+    "a server is told of a death late, and heeds it": (ROUGH, method(ServerState, "leave_out", lambda leave_out: lambda self, rank, process, now: leave_out(
         self, rank, max(process, self.incarnations.get(rank, 1)), now))),
     "declarations await the dead": (DECLARING, lambda: patch.object(Gathering, "complete", property(lambda self: len(self.came) == self.size))),
-}  # fmt: skip
+})  # fmt: skip
 
 
 @pytest.mark.parametrize("scenario", [ROUGH, MANY, DECLARING], ids=["rough", "many", "declaring"])
 def test_while_no_rule_is_broken_nothing_is_seen(scenario: Shrinks) -> None:
-    simulate_many(scenario)
+    RULES.simulate(scenario)
 
 
-@pytest.mark.parametrize("rule", MUTATIONS)
+@pytest.mark.parametrize("rule", RULES.broken)
 def test_a_broken_rule_is_seen(rule: str) -> None:
-    scenario, mutation = MUTATIONS[rule]
-    with mutation(), pytest.raises(WrongError):
-        simulate_many(scenario)
-
-
-def simulate_many(scenario: Shrinks) -> None:
-    for seed in range(40):
-        run(replace(scenario, seed=seed))
+    RULES.see(rule)

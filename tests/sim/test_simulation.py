@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
 import pytest
-from sim_members import WrongError
+from broken_rules import Rules, method
 from sim_network import Channel, Weather
 from sim_oracle import Chances
 from sim_worker import SimWorker, Ticket
@@ -116,12 +116,6 @@ SLOW = replace(
     BAD, codec="none", parts=(4, 4), chances=Chances(), cuts=0, local=0.0, weather=Weather(slow=0.0, repeats=0.0, rate=1e5), credit_parts=-1,
     credit_bytes=0, window_bytes=1 << 30,
 )  # fmt: skip
-Mutation = Callable[[], AbstractContextManager[Any]]
-
-
-def _method(cls: type, name: str, make: Callable[[Any], Any]) -> Mutation:
-    """Replace a method by what ``make`` makes of it."""
-    return lambda: patch.object(cls, name, make(getattr(cls, name)))
 
 
 def _counts_repeats(contribute: Any) -> Any:
@@ -259,58 +253,52 @@ def _miscounts(complete: Any) -> Any:
     return wrong
 
 
-MUTATIONS: dict[str, tuple[Scenario, Mutation]] = {
-    "a repeat is counted as a contribution": (ROUGH, _method(KeyState, "contribute", _counts_repeats)),
-    "the kept result goes when the first rank goes on": (ROUGH, _method(KeyState, "contribute", _forgets_early)),
-    "the kept result is overwritten by the next": (ODD, _method(KeyState, "_complete", _one_slot)),
-    "a result is sent before it is remembered": (BAD, _method(KeyState, "_commit", _sends_before_it_remembers)),
-    "payloads are summed as they arrive": (BAD, _method(KeyState, "_advance", _order_of_arrival)),
-    "a step that was not applied is not added back": (ODD, _method(KeyState, "_carry_forward", _never_adds_back)),
-    "what is not applied is left out of a saved residual": (SAVED, _method(KeyState, "residual", _tells_what_is_new)),
+# Each is seen by the third seed.
+RULES: Rules[Scenario] = Rules(simulate, 15, {
+    "a repeat is counted as a contribution": (ROUGH, method(KeyState, "contribute", _counts_repeats)),
+    "the kept result goes when the first rank goes on": (ROUGH, method(KeyState, "contribute", _forgets_early)),
+    "the kept result is overwritten by the next": (ODD, method(KeyState, "_complete", _one_slot)),
+    "a result is sent before it is remembered": (BAD, method(KeyState, "_commit", _sends_before_it_remembers)),
+    "payloads are summed as they arrive": (BAD, method(KeyState, "_advance", _order_of_arrival)),
+    "a step that was not applied is not added back": (ODD, method(KeyState, "_carry_forward", _never_adds_back)),
+    "what is not applied is left out of a saved residual": (SAVED, method(KeyState, "residual", _tells_what_is_new)),
     "residuals that were asked for are not asked for again": (SAVED, _asks_after_residuals_once),
-    "a change of unit is lost in a step without payload": (ODD, _method(KeyState, "_commit", _forgets_units)),
+    "a change of unit is lost in a step without payload": (ODD, method(KeyState, "_commit", _forgets_units)),
     "what was lost is not sent again": (ROUGH, _says_nothing_again),
-    "what is quiet is sent again": (SLOW, _method(SimWorker, "_tick", _pushes_what_is_quiet)),
+    "what is quiet is sent again": (SLOW, method(SimWorker, "_tick", _pushes_what_is_quiet)),
     "what may be lost is sent again without a question": (ROUGH, _pushes_before_it_asks),
-    "a result is sent again though it is on its way": (ROUGH, _method(KeyState, "_is_queued", lambda _: lambda *_: False)),
-    "what was on its way when a connection broke is taken for sent": (ROUGH, _method(KeyState, "reconnected", lambda _: lambda *_: None)),
+    "a result is sent again though it is on its way": (ROUGH, method(KeyState, "_is_queued", lambda _: lambda *_: False)),
+    "what was on its way when a connection broke is taken for sent": (ROUGH, method(KeyState, "reconnected", lambda _: lambda *_: None)),
     "more payloads are given to a connection than it needs": (SLOW, lambda: patch.object(sending, "MOST_UNSENT", 3)),
-    "payloads that leave a connection's queue make no room there": (SLOW, _method(Client, "departed", lambda _: lambda *_: [])),
-    "credit is not given back": (replace(BAD, credit_parts=1), _method(Sending, "give_back", lambda _: lambda self, part: None)),
-    "pushes are sent past the credit": (replace(BAD, credit_parts=1), _method(Sending, "_has_credit", lambda _: lambda *_: True)),
+    "payloads that leave a connection's queue make no room there": (SLOW, method(Client, "departed", lambda _: lambda *_: [])),
+    "credit is not given back": (replace(BAD, credit_parts=1), method(Sending, "give_back", lambda _: lambda self, part: None)),
+    "pushes are sent past the credit": (replace(BAD, credit_parts=1), method(Sending, "_has_credit", lambda _: lambda *_: True)),
     "a window that is full admits more": (
-        replace(BAD, window_bytes=1, credit_parts=-1, credit_bytes=0), _method(Window, "complete", _miscounts)
+        replace(BAD, window_bytes=1, credit_parts=-1, credit_bytes=0), method(Window, "complete", _miscounts)
     ),
     "a barrier opens for the first": (
-        replace(BAD, barriers=1.0), _method(Barriers, "arrive", lambda _: lambda self, rank, number, now, layout: list(range(self._size)))
+        replace(BAD, barriers=1.0), method(Barriers, "arrive", lambda _: lambda self, rank, number, now, layout: list(range(self._size)))
     ),
     "a value that a broken connection lost is not asked for again": (
-        TOLD, _method(Requests, "say_again", _forgets("_lookups"))
+        TOLD, method(Requests, "say_again", _forgets("_lookups"))
     ),
     "a value that a broken connection lost is not published again": (
-        TOLD, _method(Requests, "say_again", _forgets("_published"))
+        TOLD, method(Requests, "say_again", _forgets("_published"))
     ),
     "workers hear of a layout before the servers": (
         ODD, lambda: patch.object(Name, "ready", property(lambda self: self.layout is not None))
     ),
-}  # fmt: skip
+})  # fmt: skip
 
 
-@pytest.mark.parametrize("scenario", dict.fromkeys(scenario for scenario, _ in MUTATIONS.values()), ids=lambda scenario: scenario.codec)
+@pytest.mark.parametrize("scenario", RULES.scenarios, ids=lambda scenario: scenario.codec)
 def test_while_no_rule_is_broken_nothing_is_seen(scenario: Scenario) -> None:
-    simulate_many(scenario)
+    RULES.simulate(scenario)
 
 
-@pytest.mark.parametrize("rule", MUTATIONS)
+@pytest.mark.parametrize("rule", RULES.broken)
 def test_a_broken_rule_is_seen(rule: str) -> None:
-    scenario, mutation = MUTATIONS[rule]
-    with mutation(), pytest.raises(WrongError):
-        simulate_many(scenario)
-
-
-def simulate_many(scenario: Scenario) -> None:
-    for seed in range(15):  # each mutation is seen by the third
-        simulate(replace(scenario, seed=seed))
+    RULES.see(rule)
 
 
 # interleavings by name
