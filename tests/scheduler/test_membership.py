@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psgc.scheduler.actions import End, Log, Send
-from psgc.scheduler.membership import FAREWELL_S, LAST_WORDS_S
+from psgc.scheduler.deaths import LAST_WORDS_S
+from psgc.scheduler.membership import FAREWELL_S
 from psgc.wire.frames import Kind
 from psgc.wire.messages import PACK_FROM_BYTES, Declare, ErrorCode, Lookup, Notice, Published, decode_body, decode_json, encode_body, pack
 from tests.scheduler.talk import (

@@ -9,7 +9,8 @@ import pytest
 
 from psgc.errors import RemoteProtocolError
 from psgc.scheduler.actions import Action, Keep
-from psgc.scheduler.membership import LAST_WORDS_S, Membership
+from psgc.scheduler.deaths import LAST_WORDS_S
+from psgc.scheduler.membership import Membership
 from psgc.scheduler.records import Complete, Record, Served, from_json, to_json
 from psgc.wire.frames import Kind
 from psgc.wire.messages import ErrorCode, Lookup, Published, Register, Topology

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from psgc.scheduler.membership import LAST_WORDS_S
+from psgc.scheduler.deaths import LAST_WORDS_S
 from psgc.wire.frames import Kind
 from psgc.wire.messages import ErrorCode, Topology
 from tests.scheduler.talk import DEAD_S, Job, aborted, declaration, logged, refused, register, sent

@@ -7,19 +7,17 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
-from unittest.mock import patch
 
 import pytest
-from sim_members import WrongError
+from broken_rules import Mutation, Rules, method
 from sim_network import Weather
 from sim_oracle import Chances
 from sim_replicas import Losses, ReplicatedServer, ReplicatedWorld
 from simulation import Scenario, simulate
 
-from psgc.scheduler.membership import Membership
+from psgc.scheduler.deaths import Deaths
 from psgc.scheduler.rendezvous import Declarations
 from psgc.server.held import Held
 from psgc.server.state import Fold, Send
@@ -93,15 +91,10 @@ SENT = replace(
     weather=Weather(delay_s=0.003, slow=0.0, repeats=0.02, reconnect_s=0.002),
 )  # sums end while a connection is sent what is kept
 NARROW = replace(ROUGH, codec="none", window_bytes=1, parts=(3, 3), chances=Chances(skip=0.1))
-Mutation = Callable[[], AbstractContextManager[Any]]
-
-
-def _method(cls: type, name: str, make: Callable[[Any], Any]) -> Mutation:
-    return lambda: patch.object(cls, name, make(getattr(cls, name)))
 
 
 def _does_not_wait(what: Callable[[Any], bool]) -> Mutation:
-    return _method(Held, "_before", lambda before: lambda self, effect: 0 if what(effect) else before(self, effect))
+    return method(Held, "_before", lambda before: lambda self, effect: 0 if what(effect) else before(self, effect))
 
 
 def _says(kind: Kind) -> Callable[[Any], bool]:
@@ -134,51 +127,44 @@ def _sends_nothing(self: ReplicatedServer) -> None:
 
 
 def _tells_no_worker(go_on_without: Any) -> Any:
-    def wrong(self: Membership, *args: Any) -> Any:
+    def wrong(self: Deaths, *args: Any) -> Any:
         actions = go_on_without(self, *args)
-        workers = {worker.peer for worker in self.roster.workers()}
+        workers = {worker.peer for worker in self._job.roster.workers()}
         return actions and [a for a in actions if getattr(a, "peer", None) not in workers]
 
     return wrong
 
 
 def _tells_no_server(go_on_without: Any) -> Any:
-    def wrong(self: Membership, *args: Any) -> Any:
+    def wrong(self: Deaths, *args: Any) -> Any:
         actions = go_on_without(self, *args)
-        servers = {server.peer for server in self.roster.server_members()}
+        servers = {server.peer for server in self._job.roster.server_members()}
         return actions and [a for a in actions if getattr(a, "peer", None) not in servers]
 
     return wrong
 
 
-MUTATIONS: dict[str, tuple[Losses, Mutation]] = {
+RULES: Rules[Losses] = Rules(run, 40, {
     "results leave before the standby has them": (ROUGH, _does_not_wait(_says(Kind.RESULT))),
     "memory is written again before the standby has what was there": (ROUGH, _does_not_wait(lambda effect: isinstance(effect, Fold | Send))),
     "windows grow before the standby knows of it": (NARROW, _does_not_wait(_says(Kind.WINDOW))),
-    "what was under way on a broken connection counts as come": (AIMED, _method(Held, "disconnected", _not_lost)),
-    "a new connection is not told what the last one has lost": (AIMED, _method(ReplicatedServer, "_standby_up", lambda _: _sends_nothing)),
-    "what a former process has kept is not sent": (FOLLOWED, _method(ReplicatedServer, "_take_up", lambda _: lambda *_: None)),
-    "what is committed while a connection is sent what is kept is forgotten": (SENT, _method(Held, "committed", _forgets)),
-    "layouts are not served again": (ROUGH, _method(Declarations, "begins_anew", lambda _: lambda *_: None)),
-    "workers do not hear where a server has moved": (ROUGH, _method(Membership, "_go_on_without", _tells_no_worker)),
-    "servers do not hear that there is no standby any more": (ROUGH, _method(Membership, "_go_on_without", _tells_no_server)),
-}  # fmt: skip
+    "what was under way on a broken connection counts as come": (AIMED, method(Held, "disconnected", _not_lost)),
+    "a new connection is not told what the last one has lost": (AIMED, method(ReplicatedServer, "_standby_up", lambda _: _sends_nothing)),
+    "what a former process has kept is not sent": (FOLLOWED, method(ReplicatedServer, "_take_up", lambda _: lambda *_: None)),
+    "what is committed while a connection is sent what is kept is forgotten": (SENT, method(Held, "committed", _forgets)),
+    "layouts are not served again": (ROUGH, method(Declarations, "begins_anew", lambda _: lambda *_: None)),
+    "workers do not hear where a server has moved": (ROUGH, method(Deaths, "_go_on_without", _tells_no_worker)),
+    "servers do not hear that there is no standby any more": (ROUGH, method(Deaths, "_go_on_without", _tells_no_server)),
+})  # fmt: skip
 
 
 @pytest.mark.parametrize(
     "scenario", [ROUGH, CUTTING, AIMED, FOLLOWED, SENT, NARROW], ids=["rough", "cutting", "aimed", "followed", "sent", "narrow"]
 )
 def test_while_no_rule_is_broken_nothing_is_seen(scenario: Losses) -> None:
-    run_many(scenario)
+    RULES.simulate(scenario)
 
 
-@pytest.mark.parametrize("rule", MUTATIONS)
+@pytest.mark.parametrize("rule", RULES.broken)
 def test_a_broken_rule_is_seen(rule: str) -> None:
-    scenario, mutation = MUTATIONS[rule]
-    with mutation(), pytest.raises(WrongError):
-        run_many(scenario)
-
-
-def run_many(scenario: Losses) -> None:
-    for seed in range(40):
-        run(replace(scenario, seed=seed))
+    RULES.see(rule)
