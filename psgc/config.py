@@ -10,21 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
-from psgc.diagnostics.spelling import nearest
+from psgc.diagnostics.names import notes_on, raised, refuse_mistyped
 from psgc.errors import ConfigError
 from psgc.processes.addresses import endpoint, interface_address, is_loopback
 from psgc.processes.token_file import read_tokens
-from psgc.variables import (
-    LAUNCHER_VARIABLES,
-    MEMBERSHIP,
-    MIN_PART_BYTES,
-    OF_OTHERS,
-    PREFIXES,
-    PSLITE_ONLY,
-    VARIABLES,
-    WITHOUT_EFFECT,
-    Variable,
-)
+from psgc.variables import VARIABLES, Variable
 
 Role = Literal["worker", "server", "scheduler"]
 
@@ -254,7 +244,7 @@ class Config:
         for variable in VARIABLES:
             name = next((n for n in (variable.name, *variable.aliases) if env.get(n, "").strip()), None)
             if name is not None:
-                values[variable.field] = _parse(variable, name, _raised(name, env[name]))
+                values[variable.field] = _parse(variable, name, raised(name, env[name]))
         values.update(overrides)
         values["codec_given"] = values.get("codec", "")
         values["part_bytes_given"] = "part_bytes" in values
@@ -262,7 +252,7 @@ class Config:
             *newer, values["token"] = read_tokens(values["token_file"])
             values["newer_tokens"] = tuple(newer)
         _from_torchrun(env, values)
-        _refuse_mistyped(env)
+        refuse_mistyped(env)
         torchrun = bool(env.get("TORCHELASTIC_RUN_ID", "").strip())
         values["embedded"] = _embedded(env, values, overrides, torchrun)
         values["torchrun"] = torchrun and values["embedded"]
@@ -270,7 +260,7 @@ class Config:
             values.setdefault("servers", values.get("nodes", 1))
         values.setdefault("world_size", int(env["WORLD_SIZE"]) if env.get("WORLD_SIZE", "").isdigit() else 0)
         values.setdefault("meeting_place", "" if env.get("DMLC_PS_ROOT_URI", "").strip() else env.get("MASTER_ADDR", "").strip())
-        config = cls(**values, notes=tuple(_notes(env)), lonely=_lonely(env, values))
+        config = cls(**values, notes=tuple(notes_on(env)), lonely=_lonely(env, values))
         if config.interface and config.wire != "pslite" and not (config.node_host or config.solo or config.role == "scheduler"):
             return replace(config, node_host=interface_address(config.interface, f"DMLC_INTERFACE={config.interface}"))
         return config
@@ -367,12 +357,6 @@ class Config:
             )
 
 
-def _raised(name: str, text: str) -> str:
-    """BytePS rounds its BYTEPS_PARTITION_BYTES up to what it can do, and so does psgc, where its own name for it is checked."""
-    small = name == "BYTEPS_PARTITION_BYTES" and text.strip().isdigit() and int(text) < MIN_PART_BYTES
-    return str(MIN_PART_BYTES) if small else text
-
-
 def _parse(variable: Variable, name: str, text: str) -> Any:
     try:
         return variable.parse(text)
@@ -453,52 +437,3 @@ def _lonely(env: Mapping[str, str], values: Mapping[str, Any]) -> str:
 
 # How many processes Open MPI, MPICH (and Intel MPI) and Slurm's srun say that they started together.
 MPI_SIZES: Final = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
-
-SIMILARITY_CUTOFF: Final = (
-    0.69  # difflib's ratio: DMLC_PS_ROOT_HOST is near to DMLC_PS_ROOT_URI, no name that BytePS or ps-lite has is near to another
-)
-
-
-def _known() -> dict[str, str]:
-    """Every name that is honoured under one of psgc's prefixes, by what follows the prefix."""
-    names = [name for v in VARIABLES if not v.meaning.startswith("set by") for name in (v.name, *v.aliases)]
-    return {name.partition("_")[2]: name for name in reversed((*names, *LAUNCHER_VARIABLES)) if name.partition("_")[0] in PREFIXES}
-
-
-def _unknown(env: Mapping[str, str]) -> dict[str, str]:
-    """Names that are set but unknown, each with the name that was probably meant ("" if no name is similar). Names that are not set come first."""
-    honoured = (
-        {name for v in VARIABLES for name in (v.name, *v.aliases)} | LAUNCHER_VARIABLES.keys() | WITHOUT_EFFECT.keys() | OF_OTHERS.keys()
-    )
-    unknown, known = {}, _known()
-    missing = {end: name for end, name in known.items() if not env.get(name, "").strip()}
-    for name in sorted(env):
-        prefix, _, end = name.partition("_")
-        if name in honoured or not end:
-            continue
-        if prefix in PREFIXES:
-            meant = nearest(end, known, 0.9) or nearest(end, missing, SIMILARITY_CUTOFF) or nearest(end, known, SIMILARITY_CUTOFF)
-            unknown[name] = known.get(meant, "")
-        elif end in missing and sorted(prefix) in [sorted(p) for p in PREFIXES]:  # DLMC_NUM_WORKER
-            unknown[name] = known[end]
-    return unknown
-
-
-def _refuse_mistyped(env: Mapping[str, str]) -> None:
-    for name, meant in _unknown(env).items():
-        if meant in MEMBERSHIP and not env.get(meant, "").strip():
-            raise ConfigError(f"{name}={env[name]} is set, but psgc knows no such name; did you mean {meant}? Else unset it")
-
-
-def _notes(env: Mapping[str, str]) -> list[str]:
-    """Warnings about names that are unknown or have no effect. A name for another role is no reason: `psgc run` gives all processes the same."""
-    notes = [f"{name} is set but has no effect: {why}" for name, why in sorted(WITHOUT_EFFECT.items()) if name in env]
-    if env.get("PSGC_WIRE", "").strip().lower() != "pslite":
-        notes += [
-            f"{name} is set but has no effect without PSGC_WIRE=pslite: {why}" for name, why in sorted(PSLITE_ONLY.items()) if name in env
-        ]
-    if (given := env.get("BYTEPS_PARTITION_BYTES", "").strip()) != _raised("BYTEPS_PARTITION_BYTES", given):
-        notes.append(f"BYTEPS_PARTITION_BYTES={given} is raised to {MIN_PART_BYTES}, the least that parts can have")
-    for name, meant in _unknown(env).items():
-        notes.append(f"{name} is set but unknown; " + (f"did you mean {meant}?" if meant else "see docs/env.md for the names psgc honours"))
-    return notes
