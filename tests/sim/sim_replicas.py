@@ -71,10 +71,14 @@ class ReplicatedServer(SimServer):
     def machine(self) -> str:  # type: ignore[override]
         return f"machine{self.number}"
 
+    @property
+    def address(self) -> str:
+        return f"{'b' if self.standby else 's'}{self.number}"
+
     def _begin(self) -> None:
         self.more = {"launcher": 1 + self.number}
         if self.standby:
-            self.more |= {"standby": True, "lineage": 100 + self.number, "index": -1, "address": f"b{self.number}"}
+            self.more |= {"standby": True, "lineage": 100 + self.number, "index": -1, "address": self.address}
             self.host.away = self.mirror_host.away = True
         self.mirroring, self.held, self._waits, self._adding = False, None, False, set()
         super()._begin()
@@ -256,7 +260,8 @@ class MovingWorker(SimWorker):
 
     def joined(self, topology: Topology) -> None:
         super().joined(topology)
-        self._addresses = [server.address for server in topology.servers]
+        assert isinstance(self.world, ReplicatedWorld)
+        self._addresses = [server.address for server in self.world.servers if isinstance(server, ReplicatedServer)]
         self._go_to(topology)
 
     def moved(self, topology: Topology) -> None:
@@ -288,8 +293,7 @@ class ReplicatedWorld(World):
         with patch("simulation.SimWorker", MovingWorker), patch("simulation.SimServer", ReplicatedServer):
             super().__init__(scenario)
         self.standbys = [ReplicatedServer(self, number, standby=True) for number in range(scenario.servers)]
-        self.by_address: dict[str, ReplicatedServer] = {f"s{server.number}": server for server in self.servers}  # type: ignore[misc]
-        self.by_address |= {f"b{standby.number}": standby for standby in self.standbys}
+        self.by_address: dict[str, ReplicatedServer] = {server.address: server for server in (*self.servers, *self.standbys)}  # type: ignore[attr-defined]
         self._stuck_s += 3 * DEAD_S
 
     def begin_cuts(self) -> None:
