@@ -123,6 +123,13 @@ class Testbed:
         finally:
             _ip("-n", switch, "link", "set", port, "master", "bridge")
 
+    def lose(self, host: int) -> None:
+        """That host is no more: nothing goes to it or comes from it, not even that its processes have ended."""
+        if self._delay_ms or self._loss:
+            raise WrongTestbed("lose: with --delay-ms or --loss there is no switch to take the host from")
+        _ip("-n", self._namespace("switch"), "link", "set", f"port{host}", "nomaster")
+        _kill_all(self._namespace(f"h{host}"))
+
     def set_gbps(self, gbps: float) -> None:
         """From now on every host's link, which had a limit from the start, has this one."""
         if self.gbps is None or self._delay_ms or self._loss:

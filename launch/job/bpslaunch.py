@@ -15,6 +15,7 @@ from psgc.errors import CodecError, ConfigError, PsgcError, UsageError
 from psgc.launch.job import ranks
 from psgc.launch.job.as_byteps import FOLDER, found_as_byteps
 from psgc.launch.job.batch_signals import ignore_scripts, passing_on, run_in_step
+from psgc.launch.job.checks import check_job
 from psgc.launch.job.clusters import completed
 from psgc.launch.job.cores import cores_of_ranks, described, near_memory
 from psgc.launch.job.devices import local_size, seen_devices
@@ -29,13 +30,15 @@ from psgc.launch.job.threads import shared_cores
 from psgc.launch.job.warming import prepare
 from psgc.launch.supervision.blame import Weight
 from psgc.launch.supervision.child import Child
-from psgc.launch.supervision.supervisor import Patience, Supervisor
+from psgc.launch.supervision.ending import Patience
+from psgc.launch.supervision.supervisor import Supervisor
 from psgc.launch.topology import detect, told
 from psgc.launch.topology.interfaces import named, place_of
 from psgc.launch.version import version_line
 from psgc.processes.addresses import join, split
 from psgc.transport.control.absence import tell_absence
 from psgc.transport.control.voice import own_outlet
+from psgc.transport.security import encryption
 
 Verdict = Callable[[Weight, str, int], None]  # why the job failed, how far that is the first cause, and the exit status
 ROLES: Final = ("scheduler", "server", "worker")
@@ -221,11 +224,17 @@ def _run_members(
         env |= inside_of(plan_here(env.get(PLAN, ""), needed=False), env)
         env |= told(env, size, detect)
         command, cores = _command(command, env), _cores(env, size)
-        if note := note_on(command):
-            print(f"psgc-launch: {note}", file=sys.stderr)
-    places = _places(env, size) if workers else []
     servers = servers_of(env) if "server" in roles else []
     standbys = standbys_of(env) if "server" in roles else []
+    own = Config.from_env(of_machine(env), role="worker" if workers else roles[-1])
+    alone = _one_machine(env)
+    if alone:
+        check_spares(command, spares, "stop")
+    else:
+        _check_members(own, env, command, spares, sum(ranks.node_sizes(env, own.nodes, own.node, size)) if workers else 0, len(servers))
+    if workers and (note := note_on(command)):
+        print(f"psgc-launch: {note}", file=sys.stderr)
+    places = _places(env, size) if workers else []
     prepare(_codecs(env) if roles != ("scheduler",) else [])
     configs: dict[str, Config] = {}  # of workers, by their processes' names
 
@@ -233,10 +242,7 @@ def _run_members(
         if child.name in configs:
             tell_absence(configs[child.name], child.describe_end())
 
-    own = Config.from_env(of_machine(env), role="worker" if workers else roles[-1])
     count = len(servers) + len(standbys) + size + ("scheduler" in roles)
-    check_spares(command, spares, "stop" if own.solo else own.on_worker_loss)
-    alone = _one_machine(env)
     # On one node the services end once the workers have; of several, other nodes' workers may still need them.
     ends_with_workers = own.nodes == 1
     supervised = Supervisor(
@@ -273,15 +279,22 @@ def _run_members(
                 **place_of(env, local_rank), "BYTEPS_LOCAL_RANK": str(local_rank), "BYTEPS_LOCAL_SIZE": str(size), "PYTHONUNBUFFERED": "1",
             }  # fmt: skip
             config, name = Config.from_env(full), f"worker {local_rank}"
-            if not config.solo:
-                config.require_replaceable()
             configs[name] = config
             on_loss = "stop" if config.solo else config.on_worker_loss
-            again, spared = on_loss != "stop", on_loss == "shrink"
+            again, spared = on_loss != "stop", (lambda: True) if on_loss == "shrink" else None
             _start(supervisor, name, command, full, cores=cores[local_rank], replaced=again, spared=spared, before=near)
         if spares:
             supervisor.keep_spares(spares, command[0], {**env, **shared_cores(env, size, pinned=any(cores)), "PYTHONUNBUFFERED": "1"})
         return supervisor.run()
+
+
+def _check_members(config: Config, env: Mapping[str, str], command: Sequence[str], spares: int, workers: int, servers: int) -> None:
+    """Refuse what this machine's part of the job cannot have. workers: of the whole job; 0: none are here. servers: of this machine."""
+    assumed = config.nodes > 1 and not env.get("PSGC_NODE_SIZES", "").strip()
+    counted = f"{config.nodes} nodes of {workers // config.nodes}; where they differ, set PSGC_NODE_SIZES" if assumed else ""
+    check_job(config, workers=workers, counted=counted, shares={"this machine": servers}, command=command, spares=spares)
+    if config.encrypt:
+        encryption.require()
 
 
 def _patience(config: Config, env: Mapping[str, str]) -> Patience:
@@ -375,7 +388,7 @@ def _start_scheduler(supervisor: Supervisor, env: Mapping[str, str], config: Con
 
 def _start(
     supervisor: Supervisor, name: str, command: list[str], env: Mapping[str, str], *, keep_memory: bool = False, cores: Iterable[int] = (),
-    service: bool = False, replaced: bool = False, spared: bool = False, before: Sequence[str] = (),
+    service: bool = False, replaced: bool = False, spared: Callable[[], bool] | None = None, before: Sequence[str] = (),
 ) -> Child:  # fmt: skip
     try:
         return supervisor.start(

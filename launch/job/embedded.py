@@ -24,7 +24,8 @@ from psgc.launch.job.bpslaunch import servers_of
 from psgc.launch.job.run import NOT_INHERITED
 from psgc.launch.job.scheduler_process import start_scheduler
 from psgc.launch.supervision.blame import Weight
-from psgc.launch.supervision.supervisor import Patience, Supervisor
+from psgc.launch.supervision.ending import Patience
+from psgc.launch.supervision.supervisor import Supervisor
 from psgc.processes.addresses import is_loopback, listening_socket
 from psgc.transport.control.absence import tell_absence
 from psgc.transport.control.voice import own_outlet

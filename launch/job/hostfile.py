@@ -1,7 +1,8 @@
 """Hosts of a job, as people write them: Open MPI's, Horovod's and DeepSpeed's files, and those of BytePS's dist_launcher. Pure: text in, hosts out.
 
 One host a line: ``host slots=8``, ``user@host``, ``host port=2222`` (of ssh), IPv6 with or without brackets. What follows ``#`` is a comment.
-``server host``: a host of servers. A host on several lines has the sum of their slots. In BytePS's files ``host:2222`` names ssh's port.
+``server host``: a host of servers. ``spare host``: it takes the place of one that is lost. A host on several lines has the sum of their slots. In BytePS's
+files ``host:2222`` names ssh's port.
 """
 
 from __future__ import annotations
@@ -18,18 +19,20 @@ from psgc.processes.addresses import bare_host
 # max_slots is Open MPI's limit on what it may put there beyond slots, which is never done here.
 KEYS: Final = ("slots", "port", "max_slots", "max-slots")
 SERVER: Final = "server"
+SPARE: Final = "spare"
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
     """name: as ssh takes it, without user and port. slots: workers, or servers, on it; 0: not said. port: of ssh; 0: ssh's own choice. servers: its slots
-    are servers, not workers."""
+    are servers, not workers. spare: they are workers' places, once another host is lost."""
 
     name: str
     slots: int = 0
     user: str = ""
     port: int = 0
     servers: bool = False
+    spare: bool = False
 
 
 def read_hosts(path: str, servers: bool = False, byteps: bool = False) -> list[Host]:
@@ -54,8 +57,8 @@ def read_hosts(path: str, servers: bool = False, byteps: bool = False) -> list[H
 
 def _host_of(text: str, byteps: bool) -> Host:
     words = text.split()
-    serves = len(words) > 1 and words[0] == SERVER and "=" not in words[1]
-    first, *settings = words[serves:]
+    role = words[0] if len(words) > 1 and words[0] in (SERVER, SPARE) and "=" not in words[1] else ""
+    first, *settings = words[bool(role) :]
     user, at, name = first.rpartition("@")
     if at and not user:
         raise ValueError(f"{first!r} has no user before @")
@@ -78,7 +81,7 @@ def _host_of(text: str, byteps: bool) -> Host:
         if not sign or key not in KEYS:
             raise ValueError(f"{setting!r} is not understood; a host has slots=N and port=N")
         given[key] = _number(key, value, 65535)
-    return Host(name, given.get("slots", 0), user, given.get("port", port), serves)
+    return Host(name, given.get("slots", 0), user, given.get("port", port), role == SERVER, role == SPARE)
 
 
 def _number(key: str, text: str, most: int) -> int:
@@ -90,9 +93,9 @@ def _number(key: str, text: str, most: int) -> int:
 def merged(hosts: Iterable[Host], path: str) -> list[Host]:
     """Each host once, with the sum of its lines' slots: a line without counts as one, if there are several. Raises UsageError for lines that contradict each
     other."""
-    found: dict[tuple[str, bool], Host] = {}
+    found: dict[tuple[str, bool, bool], Host] = {}
     for host in hosts:
-        key = (host.name, host.servers)
+        key = (host.name, host.servers, host.spare)
         if key not in found:
             found[key] = host
             continue

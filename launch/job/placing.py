@@ -12,7 +12,7 @@ from psgc.launch.job.hostfile import Host
 @dataclass(frozen=True, slots=True)
 class Place:
     """One host's part. node: its number among those with workers; -1: it has none. workers: 0: as many as its own psgc-launch finds (node >= 0), or none.
-    first_server: number of the first of its servers."""
+    first_server: number of the first of its servers. spare: it has nothing to run until another host with workers is lost."""
 
     host: Host
     node: int = -1
@@ -20,6 +20,7 @@ class Place:
     servers: int = 0
     first_server: int = 0
     scheduler: bool = False
+    spare: bool = False
 
     @property
     def roles(self) -> str:
@@ -32,11 +33,18 @@ class Place:
 def place(hosts: Sequence[Host], workers: int | None, servers: int | None, scheduler: str | None = None) -> list[Place]:
     """hosts: in order, those of servers among them. workers: of all of them together, which fill the slots of one host after the other; None: one a slot.
     servers: of all of them together; None: one a host, or as many as the hosts of servers have slots. scheduler: its host; None: that of rank 0. Hosts
-    without anything to run are left out. Raises UsageError."""
-    working, serving = [host for host in hosts if not host.servers], [host for host in hosts if host.servers]
+    without anything to run are left out, but for spare ones, which come last. Raises UsageError."""
+    spare, serving = [host for host in hosts if host.spare], [host for host in hosts if host.servers]
+    working = [host for host in hosts if not (host.servers or host.spare)]
     if not working:
-        raise UsageError("run: the hosts' file has hosts of servers only; rank 0 needs a host without `server` before it")
+        raise UsageError(
+            "run: the hosts' file has hosts of servers, or spare ones, only; rank 0 needs a host without `server` or `spare` before it"
+        )
     working, slots = _filled(working, workers)
+    if spare and not all(slots):
+        raise UsageError(
+            f"run: {spare[0].name} is a spare host, but nothing says how many workers each other host has; write slots=N behind these, or give --workers"
+        )
     shares = _shares(servers, serving, len(working))
     of_servers = {host.name: share for host, share in zip(serving, shares, strict=True)} if serving else {}
     places: list[Place] = []
@@ -49,10 +57,11 @@ def place(hosts: Sequence[Host], workers: int | None, servers: int | None, sched
         if own := of_servers.get(host.name, 0):
             places.append(Place(host, servers=own, first_server=first))
             first += own
+    reserve = [Place(host, spare=True) for host in spare]
     at = next((number for number, one in enumerate(places) if one.host.name == scheduler), None if scheduler else 0)
     if at is None:
-        return [*places, Place(Host(str(scheduler)), scheduler=True)]
-    return [replace(one, scheduler=number == at) for number, one in enumerate(places)]
+        return [*places, Place(Host(str(scheduler)), scheduler=True), *reserve]
+    return [*(replace(one, scheduler=number == at) for number, one in enumerate(places)), *reserve]
 
 
 def _filled(working: list[Host], workers: int | None) -> tuple[list[Host], list[int]]:

@@ -11,17 +11,19 @@ from contextlib import ExitStack, contextmanager
 from typing import Final
 
 from psgc.config import Config
-from psgc.errors import CodecError, PsgcError, UsageError
+from psgc.errors import PsgcError, UsageError
 from psgc.launch.job import ranks
 from psgc.launch.job.as_byteps import found_as_byteps
 from psgc.launch.job.batch_signals import passing_on
+from psgc.launch.job.checks import canonical, check_codec_or_plan, check_job
 from psgc.launch.job.devices import seen_devices
-from psgc.launch.job.interpreter import check_command, check_spares, note_on
+from psgc.launch.job.interpreter import check_command, note_on
 from psgc.launch.job.planned import PLAN, inside_of, plan_here, plan_told
 from psgc.launch.job.scheduler_process import start_scheduler
 from psgc.launch.job.threads import shared_cores
 from psgc.launch.job.warming import PLANNER, prepare
-from psgc.launch.supervision.supervisor import Patience, Supervisor
+from psgc.launch.supervision.ending import Patience
+from psgc.launch.supervision.supervisor import Supervisor
 from psgc.launch.tables import progress
 from psgc.launch.topology import detect, told
 from psgc.launch.topology.interfaces import NAME as INTERFACES
@@ -55,21 +57,12 @@ def run_job(command: Sequence[str], *, workers: int = 2, servers: int = 1, nodes
     _check(command, workers, servers, nodes)
     if link_mbit is not None:
         _check_link(link_mbit)
-    if codec and plan:
-        raise UsageError(f"run: --codec {codec} and --plan {plan}: a plan names each bucket's codec; leave one of them out")
+    check_codec_or_plan("run", codec, plan)
     files = _files(plan, layout_out)
-    codec = codec or os.environ.get("PSGC_CODEC", "").strip()
-    if codec:
-        from psgc.codecs import parse_scheme
-        from psgc.layout.collective import needs_servers, refusal
-
-        scheme = parse_scheme(codec)
-        codec = scheme.canonical
-        if not servers and needs_servers(scheme):
-            raise CodecError(f"run: {refusal(scheme)}")
+    codec = canonical(codec or os.environ.get("PSGC_CODEC", "").strip(), servers)
     files |= told({**files, **os.environ}, workers // nodes, detect)
     config = Config.from_env({**_job_env(1, workers, servers, nodes, codec), **files})  # what is wrong is said before kernels are compiled
-    config.require_cluster()
+    check_job(config, workers=workers, command=command, spares=spares)
     if text := os.environ.get(INTERFACES, "").strip():
         raise UsageError(
             f"{program}: {INTERFACES}={text}: all processes of this job are on this machine and use none of its interfaces; unset it, or start the job "
@@ -79,10 +72,6 @@ def run_job(command: Sequence[str], *, workers: int = 2, servers: int = 1, nodes
         raise UsageError(
             f"{program}: PSGC_WIRE={config.wire}: the jobs that it starts speak psgc's own wire; start each role of this one with psgc-launch (docs/pslite.md)"
         )
-    if config.backup_workers:
-        from psgc.layout.backup import check_count
-
-        check_count(config.backup_workers, workers)
     if config.replicas:
         raise UsageError(
             f"{program}: PSGC_REPLICAS=1: all servers of this job are on this machine, so that nothing outlives it; unset it, or start the job with "
@@ -90,7 +79,6 @@ def run_job(command: Sequence[str], *, workers: int = 2, servers: int = 1, nodes
         )
     if config.encrypt:
         encryption.require()
-    check_spares(command, spares, config.on_worker_loss)
     if note := note_on(command):
         print(f"{program}: {note}", file=sys.stderr)
     prepare([codec] if codec else [])
@@ -169,7 +157,7 @@ def _start_workers(
                 pass_fds=fds,
                 before=before[rank] if before else (),
                 replaced=on_loss != "stop",
-                spared=on_loss == "shrink",
+                spared=(lambda: True) if on_loss == "shrink" else None,
             )
     return all_fds
 

@@ -17,13 +17,14 @@ TOKEN: Final = """export PSGC_TOKEN="${PSGC_TOKEN:-$(head -c 32 /dev/urandom | o
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """nodes: of the job. options: of sbatch, by their long names, without dashes; "" for one without a value. settings: further variables of all
-    processes. launcher: path of psgc-launch on the nodes."""
+    processes. launcher: path of psgc-launch on the nodes. outlives: whether the job goes on when Slurm loses one of its nodes."""
 
     nodes: int
     command: Sequence[str]
     launcher: str
     options: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
+    outlives: bool = False
 
     def script(self) -> str:
         # Appended to: a job that Slurm starts again keeps what it said before.
@@ -33,8 +34,11 @@ class Batch:
             "job-name": "psgc",
             "output": "psgc-%j.log",
             "open-mode": "append",
+            **({"no-kill": ""} if self.outlives else {}),
             **self.options,
         }
+        # Slurm counts a lost node's task as one that has failed; launchers end a job that has failed by themselves.
+        ends = "--no-kill --kill-on-bad-exit=0" if self.outlives else "--kill-on-bad-exit=1"
         return "\n".join(
             [
                 "#!/bin/bash",
@@ -42,7 +46,7 @@ class Batch:
                 "set -eu",
                 TOKEN,
                 *(f"export {name}={shlex.quote(value)}" for name, value in self.settings.items()),
-                f"exec srun --kill-on-bad-exit=1 {shlex.join([self.launcher, *self.command])}",
+                f"exec srun {ends} {shlex.join([self.launcher, *self.command])}",
                 "",
             ]
         )

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 
 from psgc.config import Config
 from psgc.errors import ConfigError, JobFailed, PsgcError, UsageError
+from psgc.launch.job.checks import check_job
 from psgc.launch.job.planned import PLAN, inside_of, plan_here
 from psgc.launch.job.ranks import free_port
 from psgc.launch.job.run import NOT_INHERITED
@@ -95,7 +96,12 @@ def _check(shared: Mapping[str, str], workers: int, servers: int) -> None:
             f"leave it at stop"
         )
     numbers = {"DMLC_NUM_WORKER": str(workers), "DMLC_NUM_SERVER": str(servers), "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": "1"}
-    Config.from_env({**shared, **numbers}).require_cluster()
+    config = Config.from_env({**shared, **numbers})
+    check_job(config, workers=workers)
+    if config.replicas:
+        raise ConfigError(
+            "psgc.ray.launch: PSGC_REPLICAS=1: no launcher keeps what servers have there, and an actor's end ends the job; leave it at 0"
+        )
 
 
 def _place(ray: Any, workers: list[dict[str, float]], servers: list[dict[str, float]], strategy: str, limit_s: float) -> Any:

@@ -1,10 +1,12 @@
-"""Workers whose death is no fault, because the job goes on without them (PSGC_ON_WORKER_LOSS=shrink). Pure; knows processes by their number.
+"""Processes whose death is no fault, because the job goes on without them: workers under PSGC_ON_WORKER_LOSS=shrink, and what runs a host's part of a job that
+outlives the host. Pure; knows processes by their number.
 
 Invariant: a process that comes back and is told that the job has failed has come too late for it, or others are told so, too: it is never the cause.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from psgc.diagnostics.report import Report
@@ -13,10 +15,10 @@ from psgc.launch.supervision.blame import Account
 
 @dataclass(slots=True)
 class Spared:
-    """may_be: processes that are. returning: in the place of dead ones, until they have taken a step. too_late: returning ones that the job has ended
-    without. last: who has died last, as a verdict on all."""
+    """may_be: of processes that may be, what says whether they are, once they have died. returning: in the place of dead ones, until they have taken a step.
+    too_late: returning ones that the job has ended without. last: who has died last, as a verdict on all."""
 
-    may_be: set[int] = field(default_factory=set)
+    may_be: dict[int, Callable[[], bool]] = field(default_factory=dict)
     returning: set[int] = field(default_factory=set)
     too_late: set[int] = field(default_factory=set)
     last: tuple[str, int] | None = None
@@ -35,7 +37,9 @@ class Spared:
 
     def spares(self, number: int, account: Account) -> bool:
         """Whether the job goes on without a process that has died: one that was in it, or was coming back."""
-        return number in self.may_be and not account.informed and (number in self.returning or account.left < account.joined)
+        if number not in self.may_be or account.informed or not (number in self.returning or account.left < account.joined):
+            return False
+        return self.may_be[number]()
 
     def lose(self, number: int, end: str, status: int) -> str:
         """It is not followed by another. Returns what to say."""

@@ -16,14 +16,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import IO, Any, Final
 
-from psgc.config import Config
 from psgc.diagnostics.report import Report
 from psgc.launch.supervision.blame import Account, Blame, Weight
 from psgc.launch.supervision.child import Child, live_groups
+from psgc.launch.supervision.ending import Ending, Patience
 from psgc.launch.supervision.guard import Guard
 from psgc.launch.supervision.keeper import Keeper
 from psgc.launch.supervision.noting_relay import NotingRelay
@@ -40,24 +39,7 @@ POISON: Final = (
     3  # processes that follow one another as one server, each of which ends within POISON_S of the one before without completing a step
 )
 POISON_S: Final = 60.0
-OWN_END_S: Final = 3.0  # margin beyond a process's own time limit before it is ended from here
 HANDLED_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
-    """How long children are waited for, in seconds."""
-
-    fault_s: float = 13.0  # after a fault: later than PSGC_ABORT_GRACE_S, by which the job's own processes end themselves
-    save_s: float = 303.0  # after a fault or a signal for one that is writing a checkpoint: later than its PSGC_SAVE_TIMEOUT_S
-    grace_s: float = 8.0  # after a signal to us everyone may end by itself; whoever sent it may insist after 10 s
-    service_s: float = 5.0  # when the workers have ended the services have nothing to wait for
-    term_s: float = 2.0  # between SIGTERM and SIGKILL
-
-    @classmethod
-    def of(cls, config: Config) -> Patience:
-        """Limits longer than the processes' own, so that they end by themselves first."""
-        return cls(fault_s=config.abort_grace_s + OWN_END_S, save_s=max(config.abort_grace_s, config.save_timeout_s) + OWN_END_S)
 
 
 class Supervisor:
@@ -69,12 +51,13 @@ class Supervisor:
     """
 
     def __init__(
-        self, program: str, prefix: bool = True, patience: Patience = Patience(), absent: Callable[[Child], None] | None = None,
+        self, program: str, prefix: bool = True, patience: Patience | None = None, absent: Callable[[Child], None] | None = None,
         verdict: Callable[[Weight, str, int], None] | None = None,
     ) -> None:  # fmt: skip
         self._absent = absent
         self._tell_verdict = verdict
-        self._program, self._prefix, self._patience = program, prefix, patience
+        self._program, self._prefix, self._patience = program, prefix, patience or Patience()
+        self._ending = Ending(self._patience)
         self.children: list[Child] = []
         self._former: list[Child] = []  # processes in whose place others have been started
         self._spared, self._spares = Spared(), Spares()
@@ -85,10 +68,7 @@ class Supervisor:
         self._unread_output = False
         self._interrupt = 0
         self._pending: list[int] = []  # signals that came and are not handled yet
-        self._due_signals: list[tuple[float, int]] = []  # (when, signal) still to be sent to everyone left
         self._saving: set[int] = set()  # numbers of the children that are writing a checkpoint
-        self._saves_until = float("inf")  # then it is ended all the same
-        self._held_at = float("inf")  # when the next signal would have been sent, but for a checkpoint
         self._before: dict[int, Any] = {}
         self._signalled = False  # whether one of the due signals was sent
         self._give_up_at = float("inf")
@@ -121,24 +101,26 @@ class Supervisor:
     def start(
         self, name: str, command: Sequence[str], env: Mapping[str, str], *, who: str = "", service: bool = False,
         keep_memory: bool = False, pass_fds: Iterable[int] = (), cores: Iterable[int] = (), stdin: int = subprocess.DEVNULL,
-        notes: Callable[[str], None] | None = None, replaced: bool = False, spared: bool = False, estate: Sequence[IO[bytes] | socket.socket] = (),
-        before: Sequence[str] = (),
+        notes: Callable[[str], None] | None = None, replaced: bool = False, spared: Callable[[], bool] | None = None,
+        estate: Sequence[IO[bytes] | socket.socket] = (), before: Sequence[str] = (),
     ) -> Child:  # fmt: skip
         """Start one process in a session of its own. before: words before the command, which a spare process in its place does without. who: in sentences;
         default: its name, until it has joined as some rank. keep_memory: it is a server, which may be started again; ``pass_fds`` stay open until the job's
-        end. replaced: it is a worker, which may be started again; so are its ``pass_fds``. spared: it is a worker without which the others go on.
-        estate: it is a scheduler, which may be started again with these, its journal and its listening socket; they are the child's from now on.
+        end. replaced: it is a worker, which may be started again; so are its ``pass_fds``; PSGC_INCARNATION in ``env`` is its first process's number, if not 1.
+        spared: says, once it has died, whether the others go on without it. estate: it is a scheduler, which may be started again with these, its journal and
+        its listening socket; they are the child's from now on.
 
         service: it ends by itself when all others have. notes: takes what its stderr has for the launcher. Raises OSError."""
         env = {**env, "PSGC_LAUNCHER": self._reports.address(len(self.children))}
 
-        pass_fds, incarnations = list(pass_fds), itertools.count(1)
+        first = int(env.get("PSGC_INCARNATION") or 1)
+        pass_fds, incarnations = list(pass_fds), itertools.count(first)
 
         def begin(keeper: Keeper | None = None) -> Child:
             relays = (self._relay(name, sys.stdout), self._relay(name, sys.stderr, notes))
             number = next(incarnations)
             own = {**env, "PSGC_INCARNATION": str(number)} if replaced else env
-            if number > 1 and replaced and (spare := self._spares.take(name, who, command, own, cores, relays)) is not None:
+            if number > first and replaced and (spare := self._spares.take(name, who, command, own, cores, relays)) is not None:
                 spare.start_again = begin
                 return spare
             return Child.start(
@@ -148,8 +130,8 @@ class Supervisor:
 
         cores = list(cores)
         child = begin()
-        if spared:
-            self._spared.may_be.add(len(self.children))
+        if spared is not None:
+            self._spared.may_be[len(self.children)] = spared
         self.children.append(child)
         self.blame.accounts.append(Account(child.who, service, scheduler=name == "scheduler"))
         self._watch(child)
@@ -172,7 +154,7 @@ class Supervisor:
                 self._watch(child)
         except OSError as error:
             self._spares.wanted = 0
-            self._say(f"a spare process cannot be started: {error}; see `ulimit -u -n`")
+            self.say(f"a spare process cannot be started: {error}; see `ulimit -u -n`")
 
     @property
     def _all(self) -> list[Child]:
@@ -204,7 +186,7 @@ class Supervisor:
         if self._tell_verdict is not None and status:
             self._tell_verdict(Weight.OWN if self.blame.cause is None else self.blame.cause.weight, text, status)
         elif text:
-            self._say(text)
+            self.say(text)
         return status
 
     def _verdict(self) -> tuple[str, int]:
@@ -243,13 +225,13 @@ class Supervisor:
         for child in self._spares.ended():
             self._former.append(child)
             if self._working and not (self._ending_them or self._failing):
-                self._say(f"{child.describe_end()}; the job goes on without it")
+                self.say(f"{child.describe_end()}; the job goes on without it")
         self._reap_if_any_ended()
         if renewed := self._guard.renewed():
-            self._say(renewed)
+            self.say(renewed)
         self._hold_for_checkpoints(time.monotonic())
-        while self._due_signals and time.monotonic() >= self._due_signals[0][0]:
-            self._send_due(self._due_signals.pop(0)[1])
+        while (number := self._ending.next(time.monotonic())) is not None:
+            self._send_due(number)
 
     # what happens to children
 
@@ -307,20 +289,20 @@ class Supervisor:
         child.leave_nothing()
         if child.service and not working and child.status != 0 and not self._failing:
             if not ours:
-                self._say(f"after the workers had ended, {child.describe_end()}")
+                self.say(f"after the workers had ended, {child.describe_end()}")
         elif ours:
             self.blame.end(number)
         elif child.status and not self.blame.failed and self._spared.spares(number, self.blame.accounts[number]):
             self.blame.leave_out(number)
             if text := self._spared.lose(number, child.describe_end(), child.status):
-                self._say(text)
+                self.say(text)
         else:
             self.blame.end(number, child.status or 0, child.describe_end())
             if self._absent is not None and self.blame.is_absent(number):
                 self._absent(child)
                 self._absent = None  # the first is enough
                 if not child.status:  # else it says so itself
-                    self._say(f"{child.name} has ended and never joined the job: it did not call psgc.torch.init()")
+                    self.say(f"{child.name} has ended and never joined the job: it did not call psgc.torch.init()")
             self._end_if_failed()
         if not working:
             self._end_within(0 if self.blame.unneeded else self._patience.service_s)
@@ -347,7 +329,7 @@ class Supervisor:
         now = time.monotonic()
         ends = self._ends[number] = [when for when in self._ends.get(number, ()) if now - when < POISON_S] + [now]
         if len(ends) > POISON:
-            self._say(
+            self.say(
                 f"{child.name} has ended {len(ends)} times in {now - ends[0]:.0f} s and {child.unmet} in between, so it is not started again"
             )
             return False
@@ -359,10 +341,10 @@ class Supervisor:
                 child.keeper.renew()
             successor = child.start_again(child.keeper)
         except OSError as error:
-            self._say(f"{child.name} cannot be started again: {error}; see `ulimit -u -n`")
+            self.say(f"{child.name} cannot be started again: {error}; see `ulimit -u -n`")
             return False
         goes_on = "a spare process takes its place" if successor.was_spare else child.goes_on
-        self._say(f"{child.describe_end()}; {goes_on}")
+        self.say(f"{child.describe_end()}; {goes_on}")
         if worker:
             account.begun = account.joined = account.left  # it joins the same job once more
             self._saving.discard(number)
@@ -373,6 +355,11 @@ class Supervisor:
         if not successor.was_spare:
             self._watch(successor)
         return True
+
+    def fail(self, number: int, text: str) -> None:
+        """The job cannot go on, as has been found out elsewhere. number: of the child whose fault it is."""
+        self.blame.learn(number, Weight.OWN, text, 1)
+        self._end_if_failed()
 
     def _end_if_failed(self) -> None:
         """After the first fault, end everyone else: at once if the job was never complete, because then nobody has anything to save."""
@@ -394,39 +381,25 @@ class Supervisor:
             self._end_within(0)
 
     def _end_within(self, grace_s: float) -> None:
-        """Give the others ``grace_s`` to end by themselves, then send SIGTERM and SIGKILL. Never postpones an earlier deadline."""
-        term = time.monotonic() + grace_s
-        self._saves_until = min(self._saves_until, time.monotonic() + self._patience.save_s)
-        if not self._due_signals or (len(self._due_signals) == 2 and term < self._due_signals[0][0]):
-            self._due_signals = [(term, signal.SIGTERM), (term + self._patience.term_s, signal.SIGKILL)]
+        self._ending.within(grace_s, time.monotonic())
 
     def _writers(self) -> list[Child]:
         """The children that are writing a checkpoint now."""
         return [child for number, child in enumerate(self.children) if number in self._saving and child.running]
 
     def _hold_for_checkpoints(self, now: float) -> None:
-        """Postpone ending the children while one writes a checkpoint, up to a limit, and announce it once."""
-        writers = self._writers()
-        if not self._due_signals or not writers or now >= self._saves_until:
-            return
-        due = self._due_signals[0][0]
-        if self._held_at == float("inf"):
-            self._held_at = due
-        if now >= self._held_at != float("-inf"):
-            self._held_at = float("-inf")
-            self._say(f"{', '.join(child.name for child in writers)}: a checkpoint is being written (psgc.saving()) and waited for, "
-                      f"{self._saves_until - now:.0f} s at most; Ctrl-C twice ends it at once")  # fmt: skip
-        later = min(now + self._patience.fault_s, self._saves_until) - due
-        if later > 0:
-            self._due_signals = [(when + later, number) for when, number in self._due_signals]
+        """Postpone ending the children while one writes a checkpoint, and announce it once."""
+        if (writers := self._writers()) and (longest_s := self._ending.hold(now)) is not None:
+            self.say(f"{', '.join(child.name for child in writers)}: a checkpoint is being written (psgc.saving()) and waited for, "
+                     f"{longest_s:.0f} s at most; Ctrl-C twice ends it at once")  # fmt: skip
 
     def _send_due(self, number: int) -> None:
         left = [c.name for c in self.children if c.running]
         if left and not (self._signalled or self._failing or self._unread_output or self._interrupt):
             if self.blame.unused:
-                self._say("no worker has joined the job, so nothing was synchronised: does the command use psgc? (psgc.torch.init())")
+                self.say("no worker has joined the job, so nothing was synchronised: does the command use psgc? (psgc.torch.init())")
             elif not self.blame.unneeded:
-                self._say(f"the workers have ended; ending {', '.join(left)}, too")
+                self.say(f"the workers have ended; ending {', '.join(left)}, too")
         self._signalled = True
         if number == signal.SIGKILL:
             self._give_up_at = time.monotonic() + UNKILLABLE_S
@@ -440,7 +413,7 @@ class Supervisor:
                 child.has_ended()
             self._reap(live_groups())
             if time.monotonic() > deadline:
-                self._say(f"{', '.join(f'{c.name} (process group {c.pid})' for c in left)} cannot be killed: the kernel holds it")
+                self.say(f"{', '.join(f'{c.name} (process group {c.pid})' for c in left)} cannot be killed: the kernel holds it")
                 return
             time.sleep(0.01)
 
@@ -500,7 +473,8 @@ class Supervisor:
             relay.amid_line = False
         return any(relay.out is sys.stderr.buffer or sys.stdout.isatty() for relay in left)
 
-    def _say(self, text: str) -> None:
+    def say(self, text: str) -> None:
+        """Print a line of the launcher's own."""
         with contextlib.suppress(BrokenPipeError):
             sys.stdout.flush()
             sys.stderr.write(f"{chr(10) if self._amid_line() else ''}{self._program}: {text}\n")

@@ -58,7 +58,9 @@ def render(
     from psgc.codecs import parse_scheme
     from psgc.config import Config
     from psgc.errors import UsageError
+    from psgc.launch.job.checks import check_codec_or_plan, check_job
     from psgc.launch.job.hosts import forwarded
+    from psgc.launch.job.interpreter import spares_of, words_of
     from psgc.launch.kubernetes import sizing
     from psgc.launch.kubernetes.manifests import Job, Resources, jobset, trainjob
     from psgc.launch.kubernetes.yaml_text import yaml_text
@@ -77,8 +79,8 @@ def render(
     }  # fmt: skip
     _check_texts(quantities, QUANTITY, "a quantity as Kubernetes writes it, e.g. 4, 500m or 8Gi")
     planned = _plan(plan) if plan is not None else None
-    if planned is not None and codec:
-        raise UsageError(f"k8s render: --codec {codec} and --plan {plan}: a plan names each bucket's codec; leave one of them out")
+    if planned is not None:
+        check_codec_or_plan("k8s render", codec, plan)
     workers = workers_per_node if workers_per_node is not None else max(1, gpus)
     if servers is None:
         servers = nodes if planned is None or planned.shape.servers is None else planned.shape.servers
@@ -96,7 +98,12 @@ def render(
     settings = {**({"PSGC_CODEC": scheme.canonical} if codec else {}), **forwarded(env or [])}
     topology = {"DMLC_NUM_WORKER": str(nodes), "DMLC_NUM_SERVER": str(servers), "DMLC_PS_ROOT_URI": name, "DMLC_PS_ROOT_PORT": "9000"}
     config = Config.from_env({**settings, **topology, "PSGC_TOKEN": "set"})
-    config.require_cluster()
+    check_job(config, workers=nodes * workers, command=words_of(command), spares=spares_of(settings))
+    if config.replicas:
+        raise UsageError(
+            "k8s render: PSGC_REPLICAS=1: a pod that is lost fails its Job, and then all pods start anew, so that no standby takes its place; leave it "
+            "out, and give --restarts"
+        )
     if planned is not None:
         parameters = sum(bucket.numel for bucket in planned.buckets)
     held = sizing.memory(parameters, max(1, servers), nodes * workers, scheme)

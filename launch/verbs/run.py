@@ -50,7 +50,9 @@ def run(
     prefix: Annotated[bool, typer.Option("--prefix/--no-prefix", help="Prefix each line with its process.")] = True,
     hostfile: Annotated[
         str | None,
-        typer.Option(help="Run on this file's hosts, over ssh: lines such as `host slots=8`, `user@host port=2222`, `server host`."),
+        typer.Option(
+            help="Run on this file's hosts, over ssh: lines such as `host slots=8`, `user@host port=2222`, `server host`, `spare host`."
+        ),
     ] = None,
     worker_hostfile: Annotated[
         str | None, typer.Option("--worker-hostfile", "-WH", help="As BytePS's dist_launcher: a worker host a line.")

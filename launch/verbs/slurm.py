@@ -11,6 +11,9 @@ from typing import Annotated
 
 import typer
 
+# Of an allocation that `psgc slurm` is called in.
+SLURMS = ("SLURM_STEP_ID", "SLURM_STEPID", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NODEID")
+
 
 def slurm(
     command: Annotated[list[str] | None, typer.Argument(metavar="CMD", help="What every worker runs.", show_default=False)] = None,
@@ -49,9 +52,10 @@ def slurm(
     if wrong := next((text for text in (*options, *options.values()) if "\n" in text or text.startswith("-")), ""):
         raise UsageError(f"slurm: {wrong!r} is no option of sbatch")
     settings = {"DMLC_NUM_SERVER": servers, "BYTEPS_LOCAL_SIZE": workers_per_node, "PSGC_CODEC": codec}
+    given_settings = {name: str(value) for name, value in settings.items() if value is not None}
     batch = Batch(
-        nodes=nodes, command=command, launcher=str(Path(sys.executable).parent / "psgc-launch"), options=options,
-        settings={name: str(value) for name, value in settings.items() if value is not None},
+        nodes=nodes, command=command, launcher=str(Path(sys.executable).parent / "psgc-launch"), options=options, settings=given_settings,
+        outlives=_check(nodes, workers_per_node or 0, command, {**os.environ, **given_settings}),
     )  # fmt: skip
     if dry_run:
         print(batch.script(), end="")
@@ -62,3 +66,34 @@ def slurm(
     if done.returncode:
         raise PsgcError(f"slurm: sbatch refuses: {' '.join(done.stderr.split()) or f'status {done.returncode}'}")
     print(done.stdout.strip())
+
+
+def _check(nodes: int, workers_per_node: int, command: list[str], env: dict[str, str]) -> bool:
+    """Refuse what the nodes could not do together, before anything is submitted. workers_per_node: 0: it follows from what Slurm gives. env: this shell's,
+    which goes along, with the job's settings. Returns whether the job goes on when a node is lost."""
+    from psgc.config import Config
+    from psgc.errors import UsageError
+    from psgc.launch.job.bpslaunch import local_servers, of_machine
+    from psgc.launch.job.checks import check_job
+    from psgc.launch.job.clusters import completed
+    from psgc.launch.job.interpreter import spares_of, words_of
+    from psgc.launch.job.run import NOT_INHERITED
+
+    if env.get("DMLC_NUM_WORKER", "").strip():  # the job's topology is the user's own
+        return False
+    # What another machine has, or Slurm, is not looked for here.
+    env = {name: text for name, text in env.items() if name not in NOT_INHERITED and name not in ("PSGC_TOKEN_FILE", *SLURMS)}
+    first = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": str(nodes), "SLURM_STEP_NODELIST": f"n[1-{nodes}]"}
+    found = completed({**env, **first}, "").settings
+    config = Config.from_env({**of_machine({**env, **found}), "PSGC_TOKEN": "set"}, role="worker")
+    if nodes == 1 and not config.force_distributed:
+        return False
+    shares = {"the first node": local_servers(config, {**env, **found})} if "server" in found.get("DMLC_ROLE", "") else {}
+    check_job(config, workers=nodes * workers_per_node, shares=shares, command=words_of(command), spares=spares_of(env))
+    shrinks = config.on_worker_loss == "shrink"
+    if config.replicas and not shrinks:
+        raise UsageError(
+            f"slurm: PSGC_REPLICAS=1 and PSGC_ON_WORKER_LOSS={config.on_worker_loss}: every node has workers, and with a lost node's the job ends; set "
+            f"PSGC_ON_WORKER_LOSS=shrink, or leave PSGC_REPLICAS at 0"
+        )
+    return shrinks

@@ -6,14 +6,14 @@ from typing import Final
 
 from psgc.codecs import CodecPair
 from psgc.codecs.relay import RelayCodec
-from psgc.errors import UsageError
+from psgc.errors import ConfigError, UsageError
 from psgc.layout.records import Layout
 
 NAME: Final = "PSGC_BACKUP_WORKERS"
 
 
 def check_backup(layout: Layout) -> None:
-    """Raise UsageError for a layout whose steps cannot be closed without ``layout.backup`` ranks."""
+    """Raise UsageError, or ConfigError for their number, for a layout whose steps cannot be closed without ``layout.backup`` ranks."""
     if not layout.backup:
         return
     asked = f"{NAME}={layout.backup}"
@@ -32,11 +32,12 @@ def check_backup(layout: Layout) -> None:
             raise UsageError(f"{asked}: codec {bucket.codec} of {layout.name!r} {why}; use none, bf16, int8, onebit or topk, or unset it")
 
 
-def check_count(backup: int, workers: int) -> None:
-    """Raise UsageError if a step would wait for nobody."""
+def check_count(backup: int, workers: int, counted: str = "") -> None:
+    """Raise ConfigError if a step would wait for nobody. counted: how the workers were counted, where that may be wrong."""
     if backup >= workers:
-        raise UsageError(
-            f"{NAME}={backup}, but the job has {workers} worker{'s' * (workers > 1)}: a step waits for at least one; expected less than {workers}"
+        raise ConfigError(
+            f"{NAME}={backup}, but the job has {workers} worker{'s' * (workers > 1)}{counted and f' ({counted})'}: a step waits for at least one; expected "
+            f"less than {workers}"
         )
 
 

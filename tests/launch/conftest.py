@@ -9,10 +9,14 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.preloaded import Preloaded, fixed_by_imports
+
+if TYPE_CHECKING:
+    from tests.launch.ssh_hosts import Sshd
 
 JOBS = Path(__file__).parent.parent / "jobs"
 MARK = "PSGC_TEST_FAULT"
@@ -20,7 +24,8 @@ SETTINGS = ("DMLC_", "PSGC_", "BYTEPS_")
 HANG_S = 250.0  # a process that has not ended by then hangs
 SUPERVISED = """
 import os, sys
-from psgc.launch.supervision.supervisor import Patience, Supervisor
+from psgc.launch.supervision.ending import Patience
+from psgc.launch.supervision.supervisor import Supervisor
 with Supervisor("launcher", {prefix}, Patience(fault_s={grace_s}, save_s={save_s}, grace_s={grace_s}, service_s={grace_s}, term_s={term_s})) as supervisor:
     for name, command, service in {children}:
         supervisor.start(name, command, os.environ, service=service)
@@ -129,3 +134,12 @@ def launched() -> Iterator[Launched]:
         os.kill(pid, signal.SIGKILL)
     launcher.close()
     assert not left, "processes were left behind"
+
+
+@pytest.fixture
+def sshd(launched: Launched, tmp_path: Path) -> Iterator[Sshd]:
+    from tests.launch.ssh_hosts import Sshd
+
+    made = Sshd(launched, tmp_path)
+    yield made
+    made.close()

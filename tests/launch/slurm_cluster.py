@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -68,6 +70,7 @@ class Slurm:
 
     def __init__(self, folder: Path, count: int = 4, track: str = "pgid") -> None:
         self.folder, self.count, self.track, self._daemons = folder, count, track, list[subprocess.Popen[bytes]]()
+        self._nodes: dict[int, subprocess.Popen[bytes]] = {}
         (folder / "state").mkdir()
         (folder / "key").write_bytes(os.urandom(128))
         (folder / "key").chmod(0o400)
@@ -89,8 +92,38 @@ class Slurm:
         self._until("munged listens", (self.folder / "munge.socket").exists)
         self._daemon("slurmctld", "-D", "-c")
         for number in range(1, self.count + 1):
-            self._daemon("slurmd", "-D", "-N", f"n{number}")
+            self._start_node(number)
         self._until("all nodes are idle", lambda: self.do("sinfo", "-h", "-o", "%D %t", "-p", "main").split() == [str(self.count), "idle"])
+
+    def lose(self, number: int) -> None:
+        """A node is lost, with all that runs on it, and Slurm learns of it."""
+        name, conf = f"n{number}".encode(), f"SLURM_CONF={self.env['SLURM_CONF']}".encode()
+        daemon = self._nodes[number]
+        daemon.kill()
+        daemon.wait()
+        self._daemons.remove(daemon)
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with contextlib.suppress(OSError):
+                    words, settings = (entry / "cmdline").read_bytes(), (entry / "environ").read_bytes().split(b"\0")
+                    if conf in settings and (
+                        b"SLURMD_NODENAME=" + name in settings or (b"slurmstepd" in words and self._is_of(entry, number))
+                    ):
+                        os.kill(int(entry.name), signal.SIGKILL)
+        self.do("scontrol", "update", f"NodeName=n{number}", "State=DOWN", "Reason=lost")
+
+    def _is_of(self, process: Path, number: int) -> bool:
+        """Whether a step's daemon is of this node."""
+        return any(f"spool-n{number}" in os.readlink(fd) for fd in (process / "fd").iterdir())
+
+    def come_back(self, number: int) -> None:
+        self._start_node(number)
+        self.do("scontrol", "update", f"NodeName=n{number}", "State=RESUME")
+        self._until("all nodes are idle", lambda: self.do("sinfo", "-h", "-o", "%D %t", "-p", "main").split() == [str(self.count), "idle"])
+
+    def _start_node(self, number: int) -> None:
+        self._daemon("slurmd", "-D", "-N", f"n{number}")
+        self._nodes[number] = self._daemons[-1]
 
     def stop(self) -> None:
         """Nothing is left, of its jobs neither."""

@@ -26,6 +26,8 @@ def hostfile(tmp_path: Path) -> Path:
         ("me@a port=2222\n", [Host("a", 0, "me", 2222)]),
         ("fd00::1 slots=2\n[fd00::2]\n", [Host("fd00::1", 2), Host("fd00::2")]),
         ("a\nserver b slots=2\nserver a\n", [Host("a"), Host("b", 2, servers=True), Host("a", servers=True)]),
+        ("a slots=2\nspare b\nspare c slots=2\n", [Host("a", 2), Host("b", spare=True), Host("c", 2, spare=True)]),
+        ("spare slots=2\n", [Host("spare", 2)]),
         ("server\n", [Host("server")]),  # a host of that name
         ("server slots=2\r\n", [Host("server", 2)]),
     ],
@@ -105,5 +107,15 @@ def test_the_scheduler_is_where_it_is_asked_for() -> None:
 
 
 def test_a_job_needs_a_host_with_workers() -> None:
-    with pytest.raises(UsageError, match="hosts of servers only"):
-        place([Host("s", servers=True)], None, None)
+    for other in (Host("s", servers=True), Host("s", spare=True)):
+        with pytest.raises(UsageError, match="hosts of servers, or spare ones, only"):
+            place([other], None, None)
+
+
+def test_spare_hosts_come_last_and_have_nothing_to_run() -> None:
+    spare = Host("e", spare=True)
+    assert place([spare, A, B], None, None) == [Place(A, 0, 2, 1, 0, True), Place(B, 1, 2, 1, 1), Place(spare, spare=True)]
+    assert place([A, spare], None, None, "d")[-1] == Place(spare, spare=True)
+    with pytest.raises(UsageError, match=r"e is a spare host, but nothing says how many workers each other host has; write slots=N"):
+        place([C, Host("d"), spare], None, None)
+    assert place([C, Host("d"), spare], 2, None)[-1].spare

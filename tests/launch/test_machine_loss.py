@@ -136,6 +136,38 @@ def test_processes_that_die_on_machines_that_stay_are_followed_before_and_after_
     assert results[0] == results[1]
 
 
+@pytest.mark.long
+def test_a_machine_with_a_worker_is_followed_by_a_worker_elsewhere_and_its_server_by_the_standby(launched: Any) -> None:
+    """Somebody starts psgc-launch with the lost machine's number on another one."""
+    found = []
+    for lost in (False, True):
+        common = {
+            "DMLC_NUM_WORKER": "2", "DMLC_NUM_SERVER": "2", "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(free_port()),
+            "PSGC_TOKEN": "of this test", "PSGC_DEAD_S": "3", "PSGC_REPLICAS": "1", "PSGC_ON_WORKER_LOSS": "wait",
+        }  # fmt: skip
+
+        def node(number: int, role: str = "server,worker", common: dict[str, str] = common) -> Any:
+            command = (sys.executable, str(JOBS / "lost_worker.py"), "40", "none", "0.02")
+            return launched.psgc_launch(*command, DMLC_ROLE=role, DMLC_WORKER_ID=str(number), **common)
+
+        popens = [launched.psgc_launch(DMLC_ROLE="scheduler", **common), node(0), node(1)]
+        if lost:
+            for line in popens[2].stdout:
+                if "rank 1 step 5 " in line:
+                    break
+            groups = children(popens[2])
+            os.kill(popens[2].pid, signal.SIGKILL)
+            for pid in groups:
+                _kill_group(pid)
+            popens[2].communicate()
+            popens[2] = node(1, "worker")
+        ends = [launched.end(popen) for popen in popens]
+        assert [status for status, _, _ in ends] == [0, 0, 0], ends
+        found.append(sorted({digest for _, out, _ in ends for digest in re.findall(r"found (\w+)", out)}))
+    assert len(found[0]) == 1 and found[0] == found[1]
+    assert "takes its place (PSGC_REPLICAS=1)" in ends[0][2] and "replaced True" in ends[2][1]
+
+
 def test_where_all_is_lost_the_job_ends_with_one_line(launched: Any) -> None:
     machines = Machines(launched, [str(JOBS / "lost_server.py"), "100000", "none", "optimizer", "0.01"])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from tests.plan.commands import psgc
 
 ROOT = Path(__file__).parent.parent.parent
 JOB = str(ROOT / "tests" / "jobs" / "sums_in_jobs.py")
+SHRINKING = str(ROOT / "tests" / "jobs" / "shrinking.py")
 PREEMPTED = str(ROOT / "tests" / "jobs" / "preempted.py")
 DIGITS = str(ROOT / "examples" / "train_digits.py")
 
@@ -202,6 +204,22 @@ def test_a_job_that_fails_is_started_again_within_its_allocation(slurm: Slurm, t
     slurm.do("scancel", number)
     assert slurm.await_end(number) == "CANCELLED"
     assert "restart 1 of 1 (PSGC_RESTARTS)" in (tmp_path / "log").read_text() and left_of(slurm, PREEMPTED) == []
+
+
+@pytest.mark.long
+def test_a_job_goes_on_without_a_node_that_is_lost_with_a_worker_and_a_server(slurm: Slurm, tmp_path: Path) -> None:
+    job = (sys.executable, SHRINKING, "600", "-1", str(tmp_path / "gate"), "0")
+    env = {**SOON, "PSGC_ON_SERVER_LOSS": "restart", "PSGC_ON_WORKER_LOSS": "shrink", "PSGC_REPLICAS": "1", "PSGC_DEAD_S": "3"}
+    number = slurm.submit(tmp_path / "log", "-N", "3", "--", *job, **env)
+    try:
+        slurm.await_text(tmp_path / "log", "rank 2 step 9 ")
+        slurm.lose(3)
+        assert slurm.await_end(number) == "COMPLETED", (tmp_path / "log").read_text()
+    finally:
+        slurm.come_back(3)
+    text = (tmp_path / "log").read_text()
+    assert set(re.findall(r"rank [01] step 599 mean (\S+)", text)) == {"1.5"}, text
+    assert "takes its place (PSGC_REPLICAS=1)" in text and left_of(slurm, SHRINKING) == []
 
 
 @pytest.mark.long

@@ -8,7 +8,7 @@ from psgc.worker.session import Session
 
 
 def backup_of(session: Session) -> int:
-    """How many ranks' gradients a step need not wait for. Raises UsageError for as many as there are."""
+    """How many ranks' gradients a step need not wait for. Raises ConfigError for as many as there are."""
     backup = session.config.backup_workers
     if backup:
         check_count(backup, session.size)

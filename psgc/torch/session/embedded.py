@@ -28,6 +28,7 @@ from typing import Any, Final, TypeVar
 
 from psgc.config import Config
 from psgc.errors import ConfigError, JobFailed, PsgcError, UsageError
+from psgc.layout.backup import check_count
 from psgc.processes.addresses import is_loopback
 from psgc.processes.reminder import Reminder
 from psgc.torch.session.run_report import run_logger
@@ -75,6 +76,8 @@ class Embedded:
         Raises ConfigError, PsgcError, and JobFailed where rank 0 does not answer."""
         config = self._config
         config.require_replicable()
+        if config.backup_workers and config.world_size:
+            check_count(config.backup_workers, config.world_size)
         if config.nodes > 1:
             config.require_secret()
         first = config.local_rank == 0
