@@ -437,6 +437,7 @@ LAUNCHER_VARIABLES: Final = {
     "PSGC_LOCAL_SERVERS": "servers that psgc-launch starts here, if this machine's role is server or joint; default: 1, or one for each of PSGC_INTERFACES",
     "PSGC_SPARES": "processes that wait on each machine, with imports done, to take dead workers' places (PSGC_ON_WORKER_LOSS=wait or shrink); default: 0",
     "PSGC_RESTARTS": "how many times a job that failed is started again; set it on every machine; default: 0",
+    "PSGC_STATUS_FILE": "set by `psgc slurm`: where the first node's launcher writes its exit status, of a job that goes on without a lost node",
     "PSGC_RESTART": "set by the launcher with PSGC_RESTARTS: how many times this job was started again so far",
     "BYTEPS_ENABLE_GDB": "1: each worker runs under gdb, which prints a backtrace if it crashes",
     "PSGC_NODE_SIZES": "workers on each node, as in `4,4,2`; needed for torch.distributed's ranks where nodes differ in size",

@@ -11,7 +11,8 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 from typing import Final
 
@@ -53,6 +54,7 @@ def run_in_step(run: Callable[[], int], env: Mapping[str, str], program: str) ->
 
     srun takes the highest status of a step's launchers. When one has failed, ``--kill-on-bad-exit`` sends the others SIGTERM, perhaps before they have
     heard of the failure: with 143 they would outbid the status of the rank that failed. A SIGTERM that comes when the status is known changes nothing.
+    PSGC_STATUS_FILE gets the status of the first node's launcher, for a job that may have lost others.
     """
     if not env.get("SLURM_STEP_ID"):
         return run()
@@ -63,7 +65,11 @@ def run_in_step(run: Callable[[], int], env: Mapping[str, str], program: str) ->
     signal.signal(signal.SIGTERM, end)
     status = run()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # which stays while the interpreter ends; a handler would not
-    return ENDED_IN_STEP if status == ENDED else status
+    status = ENDED_IN_STEP if status == ENDED else status
+    if (file := env.get("PSGC_STATUS_FILE", "")) and env.get("SLURM_NODEID") == "0":
+        with suppress(OSError):
+            Path(file).write_text(f"{status}\n")
+    return status
 
 
 def obey_the_launcher_alone(env: Mapping[str, str]) -> None:

@@ -13,6 +13,18 @@ from typing import Final
 # PSGC_TOKEN of the user's shell counts first: sbatch hands the environment on.
 TOKEN: Final = """export PSGC_TOKEN="${PSGC_TOKEN:-$(head -c 32 /dev/urandom | od -An -vtx1 | tr -d ' \\n')}\""""
 
+ENDING: Final = ("exec srun --kill-on-bad-exit=1 LAUNCH",)
+# Slurm counts a lost node's task as one that has failed: the first node's launcher says what became of the job. Launchers end one that has failed. The traps
+# keep the shell until srun has ended, which gets the signals as well.
+OUTLIVING: Final = (
+    "trap : TERM USR1 USR2",
+    "export PSGC_STATUS_FILE=$(mktemp)",
+    """trap 'rm -f "$PSGC_STATUS_FILE"' EXIT""",
+    "srun --no-kill --kill-on-bad-exit=0 LAUNCH || true",
+    """status=$(cat "$PSGC_STATUS_FILE")""",
+    """exit "${status:-1}\"""",
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
@@ -37,8 +49,7 @@ class Batch:
             **({"no-kill": ""} if self.outlives else {}),
             **self.options,
         }
-        # Slurm counts a lost node's task as one that has failed; launchers end a job that has failed by themselves.
-        ends = "--no-kill --kill-on-bad-exit=0" if self.outlives else "--kill-on-bad-exit=1"
+        launch = shlex.join([self.launcher, *self.command])
         return "\n".join(
             [
                 "#!/bin/bash",
@@ -46,7 +57,7 @@ class Batch:
                 "set -eu",
                 TOKEN,
                 *(f"export {name}={shlex.quote(value)}" for name, value in self.settings.items()),
-                f"exec srun {ends} {shlex.join([self.launcher, *self.command])}",
+                *(line.replace("LAUNCH", launch) for line in (OUTLIVING if self.outlives else ENDING)),
                 "",
             ]
         )

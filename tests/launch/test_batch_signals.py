@@ -130,3 +130,12 @@ def test_under_slurm_the_launchers_sigterm_is_heeded() -> None:
     assert child.wait(100) == 7
     child.stdin.close()
     child.stdout.close()
+
+
+@pytest.mark.parametrize(("node", "written"), [("0", "3"), ("1", "")])
+def test_the_first_nodes_launcher_writes_down_what_became_of_the_job(node: str, written: str, tmp_path: Path) -> None:
+    code = "import os, sys; from psgc.launch.job.batch_signals import run_in_step; sys.exit(run_in_step(lambda: 3, os.environ, 'x'))"
+    (file := tmp_path / "status").touch()
+    env = {**os.environ, "SLURM_STEP_ID": "0", "SLURM_NODEID": node, "PSGC_STATUS_FILE": str(file)}
+    assert subprocess.run([sys.executable, "-c", code], env=env, check=False).returncode == 3
+    assert file.read_text().strip() == written
