@@ -37,11 +37,13 @@ class Lines:
 
     def __init__(self, fd: int = 0) -> None:
         self._fd, self._rest, self._lines = fd, b"", list[bytes]()
+        self._poll = select.poll()
+        self._poll.register(fd, select.POLLIN)
 
     def next(self, within_s: float | None) -> bytes | None:
         """The next line, without its end. within_s: of silence at most; None: for ever. None: the time is over, or nothing will come any more."""
         while not self._lines:
-            if not select.select([self._fd], [], [], within_s)[0]:
+            if not self._poll.poll(None if within_s is None else 1e3 * within_s):
                 return None
             data = os.read(self._fd, 1 << 16)
             if not data:

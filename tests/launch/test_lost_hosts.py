@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 
 import pytest
 
@@ -99,23 +100,32 @@ def test_spare_hosts_are_refused_where_a_workers_death_ends_the_job() -> None:
 ORDER = {"command": ["true"], "dead_s": 60.0}
 
 
-def said(*lines: str) -> Lines:
+@pytest.fixture
+def pipes() -> Iterator[list[int]]:
+    made: list[int] = []
+    yield made
+    for end in made:
+        os.close(end)
+
+
+def said(pipes: list[int], *lines: str) -> Lines:
     read, write = os.pipe()
+    pipes.append(read)
     os.write(write, "".join(lines).encode())
     os.close(write)
     return Lines(read)
 
 
-def test_a_spare_host_waits_for_its_order_through_signs_of_life() -> None:
-    lines = said('{"dead_s": 60}\n', "\n", "\n", json.dumps(ORDER) + "\n", "15\n", "rest")
+def test_a_spare_host_waits_for_its_order_through_signs_of_life(pipes: list[int]) -> None:
+    lines = said(pipes, '{"dead_s": 60}\n', "\n", "\n", json.dumps(ORDER) + "\n", "15\n", "rest")
     assert await_order(lines) == ORDER
     assert lines.next(None) == b"15"
     assert lines.next(None) is None
 
 
-def test_a_spare_host_whose_launcher_is_gone_or_silent_ends() -> None:
-    assert await_order(said('{"dead_s": 60}\n', "\n")) is None
+def test_a_spare_host_whose_launcher_is_gone_or_silent_ends(pipes: list[int]) -> None:
+    assert await_order(said(pipes, '{"dead_s": 60}\n', "\n")) is None
     read, write = os.pipe()
+    pipes += [read, write]
     os.write(write, b'{"dead_s": 0.05}\n')
     assert await_order(Lines(read)) is None
-    os.close(write)
