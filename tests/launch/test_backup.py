@@ -24,7 +24,7 @@ def found(out: str) -> list[tuple[str, float, int]]:
 def test_parameters_are_what_all_gradients_make_of_them_to_the_bit_whoever_was_late(
     launched: Any, backup: int, kills: int, transport: str
 ) -> None:
-    env = {"PSGC_BACKUP_WORKERS": str(backup), "PSGC_TRANSPORT": transport}
+    env = {"PSGC_BACKUP_WORKERS": str(backup), "PSGC_TRANSPORT": transport, "PSGC_PART_BYTES": "65536"}  # several slices a bucket
     status, out, err = run_and_kill(launched, [JOB, "40", "none", "0.05"], kills, seed=backup, workers=4, servers=1, **env)
     assert status == 0, err
     ranks = found(out)
