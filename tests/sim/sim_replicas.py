@@ -61,6 +61,7 @@ class ReplicatedServer(SimServer):
         self.mirroring = False
         self.held: Held | None = None
         self._waits = False  # for GO_ON
+        self._newest: ServerProof | None = None  # of the server's last connection
         self._adding: set[int] = set()  # keys of the layout that it is about to serve
         self.line: Line | None = None  # to its standby
         self.lost = False
@@ -233,11 +234,13 @@ class ReplicatedServer(SimServer):
 
     def _server_proof(self) -> ServerProof:
         workers = self.world.scenario.workers + 1
-        return ServerProof("sim", self.index, EPOCH, workers, lambda rank: worker_key(DATA_KEY, rank, EPOCH), self.world.nonce())
+        proof = ServerProof("sim", self.index, EPOCH, workers, lambda rank: worker_key(DATA_KEY, rank, EPOCH), self.world.nonce())
+        self._newest = proof
+        return proof
 
     def _ready_server(self, link: SimLink) -> None:
-        if self.down or not self.mirroring:
-            return
+        if self.down or not self.mirroring or link.proof is not self._newest:
+            return  # of a connection that the server has given up, nothing is heard any more once it has another
         for header, payload in link.receive():
             if header.contributors == What.MARK:
                 link.send(Header(Kind.ACK, step=header.step))
