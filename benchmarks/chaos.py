@@ -1,57 +1,115 @@
 """Hundreds of events of chaos, in jobs of ten each, that can be interrupted: what is in the file of results is not run again.
 
-    python benchmarks/chaos.py --events 200 --results chaos.jsonl
+    python benchmarks/chaos.py --events 200 --results chaos.jsonl [--at-once 1] [--jobs gradients,rounds,outer,workers,spares]
 
-Of three jobs in turn (gradients by a lossy codec; weights that servers hold, in rounds with momentum; DiLoCo on servers), each run undisturbed and with ten
-events of its own seed: servers and the scheduler are killed, stopped, cut off and slowed (``psgc chaos``). Each must end with the same bits. Prints what was
-broken, and how long jobs took to go on. Status 1: a promise was broken.
+Of these jobs in turn, each run undisturbed and with ten events of its own seed (``psgc chaos``): members are killed, stopped, cut off and slowed. Each must end
+with the same bits.
+
+    gradients  summed by a lossy codec; servers and the scheduler suffer
+    rounds     weights that servers hold, in rounds with momentum; likewise
+    outer      DiLoCo on servers; likewise
+    workers    under PSGC_ON_WORKER_LOSS=wait, three workers, who suffer, too
+    spares     the same with a process that waits to take a dead worker's place
+
+--at-once: jobs beside each other; they rest most of the time, so that few cores are enough. Prints what was broken, and how long jobs took to go on.
+Status 1: a promise was broken.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = ROOT / "tests" / "jobs"
 STEPS, PAUSE_S, EVENTS = "600", "0.05", 10  # long enough for ten events, a second apart, and the pauses that they make
-JOBS = {
-    "gradients": ["lost_server.py", STEPS, "onebit", "optimizer", PAUSE_S],
-    "rounds": ["lost_weights.py", "rounds", STEPS, PAUSE_S],
-    "outer": ["lost_weights.py", "outer", STEPS, PAUSE_S],
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A job: its script with arguments, its workers, who suffers, and what it prints that must be the same."""
+
+    script: list[str]
+    workers: int = 2
+    roles: str = "server,scheduler"
+    result: str = r"(digest|loss(es)?|found|weights)\b.*"
+    env: dict[str, str] = field(default_factory=dict)
+
+
+ALL: Final = "server,scheduler,worker"
+WAIT: Final = {"PSGC_ON_WORKER_LOSS": "wait"}
+JOBS: Final = {
+    "gradients": Kind(["lost_server.py", STEPS, "onebit", "optimizer", PAUSE_S]),
+    "rounds": Kind(["lost_weights.py", "rounds", STEPS, PAUSE_S]),
+    "outer": Kind(["lost_weights.py", "outer", STEPS, PAUSE_S]),
+    "workers": Kind(["lost_worker.py", STEPS, "none", PAUSE_S], 3, ALL, r"found \w+", WAIT),
+    "spares": Kind(["lost_worker.py", STEPS, "none", PAUSE_S], 3, ALL, r"found \w+", {**WAIT, "PSGC_SPARES": "1"}),
 }
 
 
-def command(seed: int) -> list[str]:
-    script, *arguments = list(JOBS.values())[seed % len(JOBS)]
-    job = ["psgc", "run", "--no-prefix", "--workers", "2", "--servers", "2", "--", sys.executable, str(SCRIPTS / script), *arguments]
-    return [sys.executable, "-m", "psgc", "chaos", "--seed", str(seed), "--events", str(EVENTS), "--json", "--", *job]
+def command(seed: int, name: str) -> list[str]:
+    kind = JOBS[name]
+    script, *arguments = kind.script
+    job = [
+        "psgc",
+        "run",
+        "--no-prefix",
+        "--workers",
+        str(kind.workers),
+        "--servers",
+        "2",
+        "--",
+        sys.executable,
+        str(SCRIPTS / script),
+        *arguments,
+    ]
+    flags = ["--seed", str(seed), "--events", str(EVENTS), "--roles", kind.roles, "--result", kind.result, "--json"]
+    return [sys.executable, "-m", "psgc", "chaos", *flags, "--", *job]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--events", type=int, default=200, help="in all; a multiple of ten")
     parser.add_argument("--results", type=Path, required=True, help="one line a job; what is there is not run again")
+    parser.add_argument("--at-once", type=int, default=1, help="jobs beside each other (default: 1)")
+    parser.add_argument("--jobs", default=",".join(JOBS), help=f"with commas (default: {','.join(JOBS)})")
     given = parser.parse_args()
-    done = read(given.results)
-    for seed in range(given.events // EVENTS):
-        if seed in done:
-            continue
-        print(f"seed {seed}: {list(JOBS)[seed % len(JOBS)]}", flush=True)
-        ran = subprocess.run(command(seed), stdout=subprocess.PIPE, check=False, text=True)
-        if ran.returncode not in (0, 1) or not ran.stdout.strip():
-            print(f"seed {seed}: psgc chaos ended with {ran.returncode}", file=sys.stderr)
-            return 1
-        done[seed] = {"seed": seed, "job": list(JOBS)[seed % len(JOBS)], "status": ran.returncode, "report": json.loads(ran.stdout)}
-        begun = given.results.exists() and not given.results.read_text().endswith("\n")  # a line that an interrupted run has not finished
-        with given.results.open("a") as file:
-            file.write("\n" * begun + json.dumps(done[seed]) + "\n")
-    return said(done)
+    names = given.jobs.split(",")
+    if unknown := [name for name in names if name not in JOBS]:
+        parser.error(f"--jobs {','.join(unknown)}: expected one or more of {','.join(JOBS)}")
+    done, lock, failed = read(given.results), threading.Lock(), list[int]()
+
+    def run(seed: int) -> None:
+        name = names[seed % len(names)]
+        if failed:
+            return
+        print(f"seed {seed}: {name}", flush=True)
+        env = {**os.environ, **JOBS[name].env}
+        ran = subprocess.run(command(seed, name), stdout=subprocess.PIPE, check=False, text=True, env=env)
+        with lock:
+            if ran.returncode not in (0, 1) or not ran.stdout.strip():
+                print(f"seed {seed}: psgc chaos ended with {ran.returncode}", file=sys.stderr)
+                failed.append(seed)
+                return
+            done[seed] = {"seed": seed, "job": name, "status": ran.returncode, "report": json.loads(ran.stdout)}
+            begun = given.results.exists() and not given.results.read_text().endswith(
+                "\n"
+            )  # a line that an interrupted run has not finished
+            with given.results.open("a") as file:
+                file.write("\n" * begun + json.dumps(done[seed]) + "\n")
+
+    with ThreadPoolExecutor(given.at_once) as pool:
+        list(pool.map(run, [seed for seed in range(given.events // EVENTS) if seed not in done]))
+    return 1 if failed else said(done)
 
 
 def read(path: Path) -> dict[int, dict[str, Any]]:

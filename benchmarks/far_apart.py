@@ -4,6 +4,7 @@
     python benchmarks/far_apart.py --mbit 10 --delay-ms 50 --steps 100
     python benchmarks/far_apart.py --systems "psgc none,psgc int4,psgc streaming" --every 25 --json
     python benchmarks/far_apart.py --mbit 10 --delay-ms 50 --steps 2000 --learners 4 --results far.jsonl     in slices: start it again, and it goes on
+    python benchmarks/far_apart.py --results far.jsonl --report --plot far.svg                               what is there, as tables and a chart
 
 Needs root (``testbed.py``). Every system trains the same model from the same seed on the same batches; those that exchange rarely do so once in ``--every``
 steps, by an outer step of SGD with Nesterov momentum (lr 0.7, momentum 0.9). All but DeMo take AdamW inside.
@@ -41,6 +42,7 @@ from typing import Any, Final
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(1, str(Path(__file__).resolve().parent.parent / "examples"))
 
+from far_apart_report import draw, run_of, tables
 from slow_links import interface_bytes
 from testbed import Member, Testbed, TestbedError, everywhere, psgc_job, run_members
 
@@ -316,6 +318,18 @@ def known(path: Path | None) -> dict[str, Row]:
     return found
 
 
+def report(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    if options.results is None or not options.results.exists():
+        parser.error(f"--report: expected --results and a file of finished runs, got {options.results}")
+    runs = [run_of(json.loads(line)) for line in options.results.read_text().splitlines()]
+    print(tables(runs))
+    if options.plot is not None:
+        try:
+            draw(runs, options.learners, options.plot)
+        except ValueError as error:
+            parser.error(f"--plot: {error}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--systems", default=SYSTEMS, help=f"with commas (default: {SYSTEMS})")
@@ -327,6 +341,10 @@ def main() -> None:
     parser.add_argument("--delay-ms", type=float, default=0.0, help="one way, between the learners (default: 0)")
     parser.add_argument("--curve", type=int, default=0, help="steps between two points of validation; 0: none (default)")
     parser.add_argument("--results", type=Path, help="a file of finished runs, which are not repeated: the benchmark can be run in slices")
+    parser.add_argument("--report", action="store_true", help="run nothing; print tables of all that --results has, in Markdown")
+    parser.add_argument(
+        "--plot", type=Path, help="with --report: draw loss over seconds there, of the runs with --learners and a curve (needs matplotlib)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
     parser.add_argument("--work", help=argparse.SUPPRESS)
     parser.add_argument("--job", help=argparse.SUPPRESS)
@@ -334,6 +352,9 @@ def main() -> None:
     options = parser.parse_args()
     if options.work:
         work(options.work, Job(**json.loads(options.job)), options.to)
+        return
+    if options.report:
+        report(options, parser)
         return
     systems = options.systems.split(",")
     unknown = [one for one in systems if one.partition(" ")[0] not in ("ddp", "torchft", "psgc")]

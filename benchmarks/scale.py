@@ -1,30 +1,34 @@
 """What a start, a step, a server's death and a new plan take with 16 to 1,024 nodes, and an exchange with up to 10,000 learners around a syncer: simulated, and
 the simulation held against real jobs of 2, 4, 8 and 16 workers of this machine.
 
-    python benchmarks/scale.py --results FILE [--real 2,4,8,16] [--nodes 16,64,256,1024] [--gbps 10] [--latency-us 50] [--cores 8] [--report]
+    python benchmarks/scale.py --results FILE [--real 2,4,8,16] [--nodes 16,64,256,1024] [--gbps 10] [--latency-us 50] [--cores 8]
+                               [--rounds 1] [--ghosts 16,64,256,1024] [--report]
                                [--parameters 10e6] [--every-s 600]
 
 The model (``scale_model.py``) is one of threads that share cores and messages that share links; that all processes of the real jobs share this machine's
 cores is told to it like anything else. Its costs are processor times, measured in the two smallest real jobs, and for each kind of event one constant: what
 processor times do not explain of its wall time in these jobs. The larger jobs are predicted from these (``scale_jobs.py`` runs them); what
-is simulated beyond has its costs from the smallest and the largest. What other work
+is simulated beyond has its costs from the smallest and the largest, and what a member costs the scheduler from
+``ghosts.py`` at the nearest size: a scheduler that waits for sixteen processes to start spends more on waiting than on them. What other work
 takes of the cores during a real job is measured, and the model has that much less.
 
---results: a line of JSON for each real job; jobs that are there are not run again, so that a run goes on where it was stopped. --report prints
-docs/results/scale.md: of benchmarks/scale.jsonl.
+--results: a line of JSON for each real job; jobs that are there are not run again, so that a run goes on where it was stopped. --rounds: real jobs of each
+size, one round after the other; every number of a size is the median of its jobs. --report prints docs/results/scale.md: of benchmarks/scale.jsonl.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -124,6 +128,14 @@ def at_once(costs: Costs, start: Shape, first: Shape, steps: Shape, recoveries: 
     }
 
 
+def among(costs: Costs, nodes: int, members: dict[int, float]) -> Costs:
+    """With what a member costs the scheduler among about so many, in seconds by their number (``ghosts.py``): all that it does until the layout, in
+    each phase. A server that admits a worker does what one does that has taken a dead one's place, whose costs no waiting is in."""
+    scheduler = members[min(members, key=lambda size: abs(math.log(size / nodes)))]
+    join = replace(costs.join, scheduler=scheduler, server=costs.reached)
+    return replace(costs, join=join, first=replace(costs.first, scheduler=scheduler), replan=replace(costs.replan, scheduler=scheduler))
+
+
 def large(costs: Costs, nodes: int, options: argparse.Namespace) -> dict[str, float]:
     """On so many machines, each with a worker and a server."""
     shape = Shape(
@@ -154,32 +166,67 @@ def machines_of(path: Path) -> list[str]:
     return [json.loads(text)["machine"] for text in path.read_text().splitlines()]
 
 
-def stored(path: Path) -> tuple[dict[int, Job], dict[int, Learners]]:
-    """Those of a file of results."""
-    jobs, learners = {}, {}
+def stored(path: Path) -> tuple[dict[int, list[Job]], dict[int, list[Learners]]]:
+    """Those of a file of results, by size."""
+    jobs: dict[int, list[Job]] = {}
+    learners: dict[int, list[Learners]] = {}
     for text in path.read_text().splitlines() if path.exists() else ():
         row = json.loads(text)
         if row["kind"] == "job":
             row["job"]["phases"] = {name: Used(**phase) for name, phase in row["job"]["phases"].items()}
-            jobs[row["job"]["workers"]] = Job(**row["job"])
-        else:
-            learners[row["learners"]["learners"]] = Learners(**row["learners"])
+            jobs.setdefault(row["job"]["workers"], []).append(Job(**row["job"]))
+        elif row["kind"] == "learners":
+            learners.setdefault(row["learners"]["learners"], []).append(Learners(**row["learners"]))
     return jobs, learners
 
 
-def run_missing(path: Path, sizes: Sequence[int]) -> tuple[dict[int, Job], dict[int, Learners]]:
+def stored_members(path: Path) -> dict[int, float]:
+    """Of a file of results: what a member costs the scheduler, in processor seconds until the layout, by the number of members."""
+    rows = map(json.loads, path.read_text().splitlines() if path.exists() else ())
+    return {size["workers"]: size["scheduler_ms"] / 1e3 for row in rows if row["kind"] == "ghosts" for size in row["ghosts"]["sizes"]}
+
+
+def run_ghosts(path: Path, sizes: str) -> None:
+    print("ghosts ...", file=sys.stderr)
+    command = [sys.executable, str(Path(__file__).with_name("ghosts.py")), "--workers", sizes, "--json"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"ghosts.py ended with status {done.returncode}: {(done.stderr.strip() or 'it said nothing').splitlines()[-1]}")
+    with path.open("a") as file:
+        print(json.dumps({"kind": "ghosts", "ghosts": json.loads(done.stdout), "machine": machine()}), file=file)
+
+
+def run_missing(path: Path, sizes: Sequence[int], rounds: int = 1) -> tuple[dict[int, list[Job]], dict[int, list[Learners]]]:
     jobs, learners = stored(path)
-    for size in sizes:
-        for kind, found, run in (
-            ("job", jobs, lambda n: run_job(n, STEPS, NUMEL)),
-            ("learners", learners, lambda n: run_learners(n, EXCHANGES)),
-        ):
-            if size not in found:
-                print(f"{kind} of {size} ...", file=sys.stderr)
-                found[size] = run(size)  # type: ignore[index]
-                with path.open("a") as file:
-                    print(json.dumps({"kind": kind, kind: asdict(found[size]), "machine": machine()}), file=file)  # type: ignore[index,call-overload]
+    for number in range(1, rounds + 1):
+        for size in sizes:
+            for kind, found, run in (
+                ("job", jobs, lambda n: run_job(n, STEPS, NUMEL)),
+                ("learners", learners, lambda n: run_learners(n, EXCHANGES)),
+            ):
+                if len(found.setdefault(size, [])) < number:  # type: ignore[attr-defined]
+                    print(f"{kind} of {size} ...", file=sys.stderr)
+                    found[size].append(run(size))  # type: ignore[index]
+                    with path.open("a") as file:
+                        print(json.dumps({"kind": kind, kind: asdict(found[size][-1]), "machine": machine()}), file=file)  # type: ignore[index,call-overload]
     return jobs, learners
+
+
+def median(of: Sequence[Any]) -> Any:
+    """Of documents of the same form: every number is the median of those in its place."""
+    if isinstance(of[0], dict):
+        return {key: median([one[key] for one in of]) for key in of[0]}
+    middle = statistics.median(of)
+    return int(middle) if isinstance(of[0], int) else middle
+
+
+def middle_job(of: Sequence[Job]) -> Job:
+    found = median([asdict(one) for one in of])
+    return Job(**{**found, "phases": {name: Used(**phase) for name, phase in found["phases"].items()}})
+
+
+def middle_learners(of: Sequence[Learners]) -> Learners:
+    return Learners(**median([asdict(one) for one in of]))
 
 
 # what is printed
@@ -242,18 +289,30 @@ def around_syncer(learners: int, mib: int, own: tuple[float, float], options: ar
 PAGE: Final = Path(__file__).with_name("scale_page.md")  # with places for what is measured and simulated
 
 
-def report(jobs: dict[int, Job], learners: dict[int, Learners], options: argparse.Namespace, machines: Sequence[str]) -> str:
-    """The page. machines: those of the results."""
+def report(
+    jobs: dict[int, Job],
+    learners: dict[int, Learners],
+    members: dict[int, float],
+    options: argparse.Namespace,
+    machines: Sequence[str],
+    rounds: int,
+) -> str:
+    """The page. members: what one costs the scheduler. machines: those of the results. rounds: jobs of each size."""
     few, more, *_ = sorted(jobs)
+    most = max(members)
     own = learners_costs(*(learners[size] for size in sorted(learners)[:2]))
     first, second, errors = validation(jobs, learners, costs_of(jobs[few], jobs[more]), own)
     costs = costs_of(jobs[few], jobs[max(jobs)])  # what a member adds is known best by jobs that differ most
-    at_scale = [[f"{nodes:,}", *map(seconds, large(costs, nodes, options).values())] for nodes in map(int, options.nodes.split(","))]
+    at_scale = [
+        [f"{nodes:,}", *map(seconds, large(among(costs, nodes, members), nodes, options).values())]
+        for nodes in map(int, options.nodes.split(","))
+    ]
     around = [[f"{count:,}", *(cell for mib in LARGE_MIB for cell in around_syncer(count, mib, own, options))] for count in LARGE_LEARNERS]
     events = [f"{event}, s" for event in EVENTS]
     exchanging = [f"{mib} MiB: {what}" for mib in LARGE_MIB for what in ("an exchange, s", "the longest", "the syncer's thread works")]
     return PAGE.read_text().format(
-        numel=NUMEL, part=PART_KIB, steps=STEPS, events=DEATHS_AND_SWITCHES, machines="; ".join(sorted(set(machines))), jobs=first, learners=second,
+        numel=NUMEL, part=PART_KIB, steps=STEPS, events=DEATHS_AND_SWITCHES, rounds=rounds, most=f"{most:,}", member=f"{1e3 * members[most]:.2f}",
+        machines="; ".join(sorted(set(machines))), jobs=first, learners=second,
         worst="; ".join(f"{event} {max(each, key=abs):+.0%}" for event, each in errors.items() if each) or "none was predicted", cores=options.cores,
         gbps=options.gbps, latency=options.latency_us, parameters=options.parameters / 1e6, nodes=table(["nodes", *events], at_scale), every=options.every_s,
         around=table(["learners", *exchanging], around),
@@ -264,6 +323,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument("--real", default="2,4,8,16", help="workers of the real jobs, and real learners; none: those in the file")
+    parser.add_argument("--rounds", type=int, default=1, help="real jobs of each size (default: 1)")
+    parser.add_argument("--ghosts", default="16,64,256,1024", help="members of the runs of ghosts.py, once there are real jobs")
     parser.add_argument("--nodes", default="16,64,256,1024")
     parser.add_argument("--gbps", type=float, default=10.0)
     parser.add_argument("--latency-us", type=float, default=50.0)
@@ -274,12 +335,20 @@ def main() -> None:
     options = parser.parse_args()
     try:
         sizes = [] if options.report else [int(size) for size in options.real.split(",") if size.strip()]
-        jobs, learners = run_missing(options.results, sizes)
+        ran, exchanged = run_missing(options.results, sizes, options.rounds)
+        if sizes and not stored_members(options.results):
+            run_ghosts(options.results, options.ghosts)
     except RuntimeError as error:
         sys.exit(f"scale: a real job failed: {error}")
+    jobs = {size: middle_job(of) for size, of in ran.items()}
+    learners = {size: middle_learners(of) for size, of in exchanged.items()}
     if len(jobs) < 2 or len(learners) < 2:
         sys.exit(f"scale: {options.results} has {len(jobs)} real jobs and {len(learners)} of learners; costs need two of each: --real 2,4")
-    print(report(jobs, learners, options, machines_of(options.results)), end="")
+    members = stored_members(options.results)
+    if not members:
+        sys.exit(f"scale: {options.results} has no run of ghosts.py, from which the scheduler's costs are taken: start it without --report")
+    each = min(map(len, ran.values()))
+    print(report(jobs, learners, members, options, machines_of(options.results), each), end="")
 
 
 if __name__ == "__main__":

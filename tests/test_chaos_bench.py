@@ -44,6 +44,14 @@ def test_what_is_in_the_file_is_not_run_again(
 
 def test_its_jobs_are_there() -> None:
     chaos = load("chaos")
-    for seed in range(3):
-        command = chaos.command(seed)
+    for name in chaos.JOBS:
+        command = chaos.command(3, name)
         assert Path(command[command.index("--no-prefix") + 7]).is_file(), command
+
+
+def test_a_job_that_it_does_not_know_is_wrong_usage(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["chaos.py", "--results", "none", "--jobs", "gradients,weights"])
+    with pytest.raises(SystemExit) as ended:
+        load("chaos").main()
+    assert ended.value.code == 2
+    assert "--jobs weights: expected one or more of gradients,rounds,outer,workers,spares" in capsys.readouterr().err

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -65,3 +67,57 @@ def test_it_goes_on_where_an_earlier_start_has_ended(
     monkeypatch.setattr(sys, "argv", ["far_apart.py", *flags, "--seed", "1"])
     script.main()
     assert asked[3:] == ["psgc none", "psgc int4"], "another seed is another run"
+
+
+def stored(system: str, seed: int = 0, mbit: float = 0.0, *, loss: float, seconds: float = 30.0, sent: int = 5_000_000) -> str:
+    job = script.Job(steps=300, every=50, mbit=mbit, delay_ms=50.0 if mbit else 0.0, seed=seed, curve=100)
+    row = script.Row(system, 300, seconds, sent, loss, 1, ((1024.0, 0.5, 4.0), (2048.0, 1.0, 3.0)))
+    return json.dumps({"of": json.dumps([system, asdict(job), "a machine"]), "row": asdict(row)})
+
+
+def test_the_report_has_means_over_seeds_and_seconds_over_each_link(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = tmp_path / "far.jsonl"
+    lines = [stored("torchft", seed, loss=loss) for seed, loss in enumerate((2.0, 3.0, 4.0))]
+    lines += [stored("torchft", mbit=10.0, loss=9.0, seconds=91.0), stored("torchft", mbit=100.0, loss=9.0, seconds=40.0)]
+    lines += [stored("psgc int4", loss=2.5, sent=1_000_000), stored("psgc int4", 1, loss=2.7, sent=1_000_000)]
+    results.write_text("\n".join(lines))
+    monkeypatch.setattr(sys, "argv", ["far_apart.py", "--results", str(results), "--report"])
+    script.main()
+    told = capsys.readouterr().out.splitlines()
+    assert told[0] == "2 learners, 300 steps, every 50; 3 seeds:"
+    assert told[2] == "| | seconds | at 100 Mbit/s | at 10 Mbit/s | sent by a host, MB | validation loss |"
+    assert told[4:] == [
+        "| torchft's DiLoCo | 30 | 40 | 91 | 5 | 3.000 ± 1.000 |",
+        "| int4 | 30 |  |  | 1 | 2.600 ± 0.141 (2 seeds) |",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--report"], "--report: expected --results and a file of finished runs, got None"),
+        (["--report", "--results", "none.jsonl"], "got none.jsonl"),
+        (["--report", "--results", "far.jsonl", "--plot", "far.svg", "--learners", "4"], "--plot: no run with 4 learners has a curve"),
+    ],
+)
+def test_what_cannot_be_reported_is_wrong_usage_in_one_line(
+    flags: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "far.jsonl").write_text(stored("torchft", loss=2.0))
+    monkeypatch.setattr(sys, "argv", ["far_apart.py", *flags])
+    with pytest.raises(SystemExit) as ended:
+        script.main()
+    assert ended.value.code == 2
+    assert told in capsys.readouterr().err
+
+
+def test_the_documented_table_is_that_of_the_stored_results() -> None:
+    results = Path(script.__file__).with_name("far_apart.jsonl")
+    found = script.tables([script.run_of(json.loads(line)) for line in results.read_text().splitlines()])
+    page = (results.parent.parent / "docs" / "far-apart.md").read_text()
+    rows = [line for line in found.splitlines() if line.startswith("| ")]
+    missing = [row for row in rows if row not in page]
+    assert not missing, f"python benchmarks/far_apart.py --results benchmarks/far_apart.jsonl --report; docs/far-apart.md lacks {missing[0]}"

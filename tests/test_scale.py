@@ -145,7 +145,9 @@ def test_the_costs_are_found_in_jobs_that_the_model_has_made_and_a_job_of_anothe
 
 
 def test_the_page_has_the_stored_jobs_and_their_errors() -> None:
-    jobs, learners = scale.stored(FOLDER / "scale.jsonl")
+    ran, exchanged = scale.stored(FOLDER / "scale.jsonl")
+    jobs = {size: scale.middle_job(of) for size, of in ran.items()}
+    learners = {size: scale.middle_learners(of) for size, of in exchanged.items()}
     own = scale.learners_costs(learners[2], learners[4])
     first, second, errors = scale.validation(jobs, learners, scale.costs_of(jobs[2], jobs[4]), own)
     page = (FOLDER.parent / "docs" / "results" / "scale.md").read_text()
@@ -155,14 +157,44 @@ def test_the_page_has_the_stored_jobs_and_their_errors() -> None:
         assert f"{event} {max(each, key=abs):+.0%}" in page
 
 
+def test_of_several_jobs_of_a_size_every_number_is_the_median() -> None:
+    def job(factor: int) -> Any:
+        return scale.Job(
+            4, *(float(factor),) * 5, {"steps": scale.Used(1.0, 2.0 * factor, {"worker": 3.0 * factor})}, 0.5 * factor, float(factor)
+        )
+
+    assert scale.middle_job([job(5), job(1), job(2)]) == job(2)
+    assert scale.middle_learners([scale.Learners(4, t, t, 1 / t, 0.0) for t in (1.0, 2.0, 4.0)]) == scale.Learners(4, 2.0, 2.0, 0.5, 0.0)
+
+
+def test_what_a_member_costs_the_scheduler_is_that_of_the_nearest_size_and_a_server_admits_as_in_a_dead_ones_place() -> None:
+    phase = model.Phase(worker=0.5, scheduler=0.01, server=0.02, beyond=0.1)
+    told = costs(reached=0.03, join=phase, first=phase, replan=phase)
+    found = scale.among(told, 200, {16: 0.003, 64: 0.002, 256: 0.001})
+    assert found.join == dataclasses.replace(phase, scheduler=0.001, server=0.03)
+    assert found.first == found.replan == dataclasses.replace(phase, scheduler=0.001)
+    assert scale.among(told, 16, {16: 0.003, 64: 0.002}).join.scheduler == 0.003
+
+
 @pytest.mark.timeout(600)
 def test_real_jobs_and_real_learners_give_costs_and_are_not_run_again(tmp_path: Path) -> None:
-    command = [sys.executable, str(FOLDER / "scale.py"), "--results", str(tmp_path / "results"), "--real", "2,3", "--nodes", "4"]
+    command = [
+        sys.executable,
+        str(FOLDER / "scale.py"),
+        "--results",
+        str(tmp_path / "results"),
+        "--real",
+        "2,3",
+        "--nodes",
+        "4",
+        "--ghosts",
+        "8",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in (tmp_path / "results").read_text().splitlines()]
-    assert [row["kind"] for row in rows] == ["job", "learners"] * 2
-    for row in rows[::2]:
+    assert [row["kind"] for row in rows] == ["job", "learners"] * 2 + ["ghosts"]
+    for row in rows[:4:2]:
         assert min(row["job"][name] for name in ("start", "first", "step", "recovery", "replan", "restarted")) > 0
     again = subprocess.run([*command, "--report"], capture_output=True, text=True, timeout=500, check=False)
     assert again.returncode == 0 and again.stdout == done.stdout, again.stderr

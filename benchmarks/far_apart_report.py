@@ -1,0 +1,130 @@
+"""Tables and a chart of what ``far_apart.py`` has measured: ``--report`` prints them, ``--plot`` draws. Pure but for the drawing."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+NAMES: Final = {
+    "ddp": "DDP, an exchange in every step",
+    "torchft": "torchft's DiLoCo",
+    "psgc none": "psgc's DiLoCo, uncompressed",
+    "psgc bf16": "bf16",
+    "psgc int4": "int4",
+    "psgc streaming": "int4, 4 fragments, delay 5, mix 0.5",
+    "psgc servers": "int4, outer steps on servers",
+    "psgc sparseloco": "SparseLoCo",
+    "psgc demo": "DeMo, an exchange in every step",
+    "psgc decoupled": "learners around a syncer, int4",
+    "psgc decoupled slow": "the same, one learner ten times slower",
+    "psgc decoupled killed": "the same, one learner killed after a quarter of its steps",
+}
+DRAWN: Final = ("ddp", "torchft", "psgc none", "psgc int4", "psgc streaming", "psgc sparseloco", "psgc demo")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One system with one seed over one link (mbit 0: without a limit). of: what else was the same for all. curve: tokens, seconds, loss."""
+
+    system: str
+    learners: int
+    steps: int
+    every: int
+    mbit: float
+    delay_ms: float
+    seed: int
+    seconds: float
+    sent_bytes: int
+    loss: float
+    curve: tuple[tuple[float, float, float], ...]
+
+
+def run_of(document: dict[str, Any]) -> Run:
+    """Of a line of results."""
+    system, job, _ = json.loads(document["of"])
+    row = document["row"]
+    return Run(
+        system, job["learners"], job["steps"], job["every"], job["mbit"], job["delay_ms"], job["seed"], row["seconds"], row["sent_bytes"], row["loss"],
+        tuple(tuple(point) for point in row["curve"]),
+    )  # fmt: skip
+
+
+def scatter(values: Sequence[float]) -> str:
+    """Mean and standard deviation, if there are several."""
+    if len(values) == 1:
+        return f"{values[0]:.3f}"
+    return f"{statistics.mean(values):.3f} ± {statistics.stdev(values):.3f}"
+
+
+def tables(runs: Iterable[Run]) -> str:
+    """One in Markdown for each number of learners and steps. Seconds: the median of the seeds. Loss and bytes: over links without a limit, where there are such
+    runs: a link changes nothing but where nobody waits for anybody."""
+    groups: dict[tuple[int, int, int], list[Run]] = {}
+    for run in runs:
+        groups.setdefault((run.learners, run.steps, run.every), []).append(run)
+    return "\n\n".join(_table(*key, groups[key]) for key in sorted(groups))
+
+
+def _table(learners: int, steps: int, every: int, runs: Sequence[Run]) -> str:
+    links = sorted({run.mbit for run in runs}, key=lambda mbit: (mbit > 0, -mbit))
+    seeds = len({run.seed for run in runs})
+    lines = [
+        f"{learners} learners, {steps} steps, every {every}; {seeds} seed{'s' if seeds > 1 else ''}:",
+        "",
+        "| | "
+        + " | ".join("seconds" if not mbit else f"at {mbit:g} Mbit/s" for mbit in links)
+        + " | sent by a host, MB | validation loss |",
+        "|---|" + "---|" * (len(links) + 2),
+    ]
+    for system in NAMES:
+        own = [run for run in runs if run.system == system]
+        if not own:
+            continue
+        cells = []
+        for mbit in links:
+            seconds = [run.seconds for run in own if run.mbit == mbit]
+            cells.append(f"{statistics.median(seconds):.0f}" if seconds else "")
+        free = [run for run in own if not run.mbit] or own
+        losses = [run.loss for run in free]
+        sent = statistics.median(run.sent_bytes for run in free) / 1e6
+        few = f" ({len(losses)} seed{'s' if len(losses) > 1 else ''})" if len(losses) < seeds else ""
+        lines.append(f"| {NAMES[system]} | {' | '.join(cells)} | {sent:,.0f} | {scatter(losses)}{few} |")
+    return "\n".join(lines)
+
+
+def draw(runs: Sequence[Run], learners: int, path: Path) -> None:
+    """Loss over seconds, a panel for each link, of the lowest seed that has a curve there. Raises ValueError if there is no curve."""
+    chosen = [run for run in runs if run.learners == learners and len(run.curve) > 1 and run.system in DRAWN]
+    links = sorted({run.mbit for run in chosen}, key=lambda mbit: (mbit > 0, -mbit))
+    if not links:
+        raise ValueError(f"no run with {learners} learners has a curve; expected --curve in the runs of the results")
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(1, len(links), figsize=(4.4 * len(links), 4.2), sharey=True, squeeze=False, layout="constrained")
+    colours = {system: f"C{number}" for number, system in enumerate(DRAWN)}
+    for panel, mbit in zip(panels[0], links, strict=True):
+        for system in DRAWN:
+            own = [run for run in chosen if (run.system, run.mbit) == (system, mbit)]
+            if own:
+                first = min(own, key=lambda run: run.seed)
+                panel.plot(
+                    [point[1] for point in first.curve],
+                    [point[2] for point in first.curve],
+                    marker=".",
+                    color=colours[system],
+                    label=NAMES[system],
+                )
+        delay = max(run.delay_ms for run in chosen if run.mbit == mbit)
+        panel.set(xlabel="seconds", title=f"{mbit:g} Mbit/s, {delay:g} ms each way" if mbit else "no limit")
+        panel.grid(alpha=0.3)
+    panels[0][0].set_ylabel("validation loss, nats a byte")
+    handles = {label: handle for panel in panels[0] for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)}
+    figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=3, fontsize=8)
+    figure.savefig(path, metadata={"Date": None})
