@@ -23,6 +23,7 @@ NAMES: Final = {
     "psgc decoupled slow": "the same, one learner ten times slower",
     "psgc decoupled killed": "the same, one learner killed after a quarter of its steps",
 }
+HIGHEST: Final = 3.4  # of the losses that are drawn: the first steps of some are far above all others
 DRAWN: Final = ("ddp", "torchft", "psgc none", "psgc int4", "psgc streaming", "psgc sparseloco", "psgc demo")
 
 
@@ -125,6 +126,7 @@ def draw(runs: Sequence[Run], learners: int, path: Path) -> None:
         panel.set(xlabel="seconds", title=f"{mbit:g} Mbit/s, {delay:g} ms each way" if mbit else "no limit")
         panel.grid(alpha=0.3)
     panels[0][0].set_ylabel("validation loss, nats a byte")
+    panels[0][0].set_ylim(top=HIGHEST)
     handles = {label: handle for panel in panels[0] for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)}
     figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=3, fontsize=8)
     figure.savefig(path, metadata={"Date": None})

@@ -165,7 +165,8 @@ class Engine:
 
     def _relay(self, fold: Fold, store: KeyStore) -> Encoded:
         """Forward the payloads unchanged, once all have come."""
-        payloads = self._relayed.setdefault(fold.key, [])
+        payloads = [] if fold.fresh else self._relayed[fold.key]  # those of a step that was given up may be there still
+        self._relayed[fold.key] = payloads
         payloads += fold.payloads
         if not fold.last:
             return Encoded(0, False)

@@ -120,4 +120,6 @@ def test_the_documented_table_is_that_of_the_stored_results() -> None:
     page = (results.parent.parent / "docs" / "far-apart.md").read_text()
     rows = [line for line in found.splitlines() if line.startswith("| ")]
     missing = [row for row in rows if row not in page]
-    assert not missing, f"python benchmarks/far_apart.py --results benchmarks/far_apart.jsonl --report; docs/far-apart.md lacks {missing[0]}"
+    assert not missing, (
+        f"python benchmarks/far_apart.py --results benchmarks/far_apart.jsonl --report; docs/far-apart.md lacks {missing[0]}"
+    )

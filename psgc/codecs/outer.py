@@ -23,7 +23,7 @@ from psgc.codecs.common.parameters import read_whole, with_defaults
 from psgc.codecs.kit.codec import KitCodec
 from psgc.codecs.kit.fields import Field
 from psgc.codecs.kit.ops import Ops, Random, Vector
-from psgc.codecs.kit.values import Choice, Whole
+from psgc.codecs.kit.values import Choice, Whole, shortest
 from psgc.codecs.relay import RelayScheme, _RelayState
 from psgc.codecs.scheme import BucketContext, Scheme, SchemeState, check_part
 from psgc.errors import CodecError
@@ -123,7 +123,7 @@ class DecayedRelay(RelayScheme):
 
     @property
     def parameters(self) -> dict[str, str]:
-        given = {"k": str(self.k), "beta": f"{self.beta:g}"}
+        given = {"k": str(self.k), "beta": shortest(self.beta)}
         return {name: text for name, text in given.items() if text != self.defaults[name]}
 
     @property

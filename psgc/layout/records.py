@@ -40,7 +40,8 @@ OF_EACH_RANK: Final = ("order", "used")  # fields of a Declaration that ranks ne
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One tensor as declared. group: the optimizer's parameter group; tensors of two groups or dtypes are never fused."""
+    """One tensor as declared. group: the optimizer's parameter group where residuals follow each group's learning rate, else
+    0; tensors of two groups or dtypes are never fused."""
 
     name: str
     shape: tuple[int, ...]

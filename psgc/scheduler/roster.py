@@ -254,7 +254,7 @@ class Roster:
         if r.launcher and not r.lineage:
             return f"{new.label} has PSGC_REPLICAS=1, but no launcher keeps its memory; start it with psgc-launch"
         if r.standby:
-            return None if len(self._standbys) <= self.servers else f"{new.label} is one standby too many: DMLC_NUM_SERVER={self.servers}"
+            return None if len(self._standbys) < self.servers else f"{new.label} is one standby too many: DMLC_NUM_SERVER={self.servers}"
         if not -1 <= r.index <= last:
             return f"{new.label}: DMLC_SERVER_ID={r.index}, but DMLC_NUM_SERVER={self.servers}: servers are numbered 0 to {last}"
         others = self.server_members()

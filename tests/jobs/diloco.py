@@ -22,12 +22,18 @@ def model_of(seed: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(12, 40), nn.Tanh(), nn.Linear(40, 40), nn.Tanh(), nn.Linear(40, 5))
 
 
-def inner_step(model: nn.Module, optimizer: Any, draw: torch.Generator) -> float:
+def inner_step(model: nn.Module, optimizer: Any, draw: torch.Generator, scaler: torch.amp.GradScaler | None = None) -> float:
+    """scaler: the same to the bit, since its scale is a power of two."""
     x = torch.randn(16, 12, generator=draw)
     optimizer.zero_grad()
     loss = nn.functional.cross_entropy(model(x), x[:, :5].argmax(1))
-    loss.backward()
-    optimizer.step()
+    if scaler is None:
+        loss.backward()
+        optimizer.step()
+    else:
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
     return loss.item()
 
 
@@ -86,12 +92,13 @@ def diloco(
     if resumed:
         model = model_of(9)
         inner = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)  # of gradients, and not of what is exchanged
         with psgc.DiLoCo(model, inner, **settings) as outside:
             model.load_state_dict(saved[1])
             inner.load_state_dict(saved[2])
             outside.load_state_dict(saved[0])
             for _ in range(STEPS - STEPS // 2):
-                losses.append(inner_step(model, inner, draw))
+                losses.append(inner_step(model, inner, draw, scaler))
     return [parameter.detach() for parameter in model.parameters()], losses
 
 

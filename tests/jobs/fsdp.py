@@ -35,12 +35,14 @@ class Block(nn.Module):
 
 
 def model_on(mesh: DeviceMesh, precision: str, how: str = "plain") -> nn.Sequential:
-    """how: "summed": FSDP divides by 1, and not by the number of ranks; "together": the last two modules are one unit."""
+    """precision: "mixed": that of one unit is another. how: "summed": FSDP divides by 1, and not by the number of ranks; "together": the last two modules
+    are one unit."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, WIDTH), Block(), Block(), nn.Linear(WIDTH, 7))
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.bfloat16) if precision == "bf16-reduce" else MixedPrecisionPolicy()
-    for block in model[1:3]:
-        fully_shard(block, mesh=mesh, mp_policy=policy)
+    for number, block in enumerate(model[1:3]):
+        own = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16) if precision == "mixed" and number else policy
+        fully_shard(block, mesh=mesh, mp_policy=own)
     if how == "together":
         fully_shard([model[0], model[3]], mesh=mesh, mp_policy=policy)
     sharded = fully_shard(model, mesh=mesh, mp_policy=policy)

@@ -30,7 +30,7 @@ def main() -> None:
         optimizer.zero_grad()
         loss = (model(inputs) - inputs.sum(1, keepdim=True)).square().mean()
         loss.backward()
-        mean = psgc.push_pull(loss.detach(), name="loss")
+        mean = psgc.push_pull(loss.detach())  # unnamed: a process that takes the place goes on counting
         optimizer.step()
         scheduler.step()
         print(f"rank {rank} step {step} loss {mean.item():.9g} pid {os.getpid()}", flush=True)

@@ -85,6 +85,13 @@ def test_servers_of_one_launcher_have_no_standbys_elsewhere() -> None:
     assert "2 of 2 servers are of one launcher (pid 50 on host0)" in aborted(job.join("w0", _worker(0)))
 
 
+def test_a_standby_too_many_is_named_before_the_job_is_complete() -> None:
+    job = Job(2, 2, replicas=True)
+    for number in range(2):
+        job.join(f"b{number}", server(number, standby=True))
+    assert "is one standby too many: DMLC_NUM_SERVER=2" in aborted(job.join("b2", server(2, standby=True)))
+
+
 def test_launchers_on_one_machine_are_told_what_their_replicas_outlive() -> None:
     job = Job(1, 2, replicas=True)
     for number in range(2):

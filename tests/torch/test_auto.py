@@ -89,6 +89,18 @@ def test_every_rank_ends_with_the_quickest_choice_at_the_same_step(ranks: Any, s
     assert f": {first[-1]} from now on; measured, in ms a step: none 340.0" in caplog.text
 
 
+def test_for_lbfgs_it_loses_nothing(ranks: Any, slow: Slow) -> None:
+    def work(rank: int, optimizer: Any) -> str:
+        model = seeded(lambda: nn.Linear(4, 4))
+        made: Any = psgc.DistributedOptimizer(
+            optimizer(model.parameters(), lr=0.1), model.named_parameters(), compression="auto:quality=fast"
+        )
+        return str(made._psgc_gradients.exchange.choice.quality)
+
+    assert ranks.run(2, lambda rank: work(rank, torch.optim.LBFGS)) == ["exact"] * 2
+    assert ranks.run(2, lambda rank: work(rank, torch.optim.SGD)) == ["fast"] * 2
+
+
 def test_on_gpus_codecs_are_timed_there_and_the_line_says_so(ranks: Any, slow: Slow, caplog: pytest.LogCaptureFixture) -> None:
     """Without times of the GPU, or its name, nothing is known of encoding there, so nothing that the job would do is tried."""
     caplog.set_level("INFO", "psgc.run")
@@ -150,16 +162,22 @@ def test_exactly_means_that_nothing_is_tried(ranks: Any, slow: Slow, caplog: pyt
     assert "none stays, since nothing else would save 5 %" in caplog.text
 
 
+def of_groups(parameters: Any, lr: float) -> torch.optim.Optimizer:
+    """Each parameter a group of its own."""
+    return torch.optim.SGD([{"params": [parameter]} for parameter in parameters], lr=lr)
+
+
+def test_parameters_of_several_groups_may_be_planned_together(ranks: Any, slow: Slow, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "psgc.run")
+    ranks.run(2, lambda rank: train(slow, rank, 20, of_groups), min_compress_bytes=0)
+    assert "auto, step 9: trying plan" in caplog.text
+
+
 def test_a_fast_job_comes_to_coarse_codecs_in_stages(ranks: Any, slow: Slow, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "psgc.run")
 
-    def make(parameters: Any, lr: float) -> torch.optim.Optimizer:
-        """Of several groups, for which there are no plans."""
-        return torch.optim.SGD([{"params": [parameter]} for parameter in parameters], lr=lr)
-
-    first, second = ranks.run(
-        2, lambda rank: train(slow, rank, 450, make, see=codecs_of, compression="auto:quality=fast"), min_compress_bytes=0
-    )
+    options: dict[str, Any] = {"compression": "auto:quality=fast", "residuals_follow_lr": True}  # groups are apart: there are no plans
+    first, second = ranks.run(2, lambda rank: train(slow, rank, 450, of_groups, see=codecs_of, **options), min_compress_bytes=0)
     assert first == second
     of_stages = [first[stage * STAGE_STEPS : (stage + 1) * STAGE_STEPS] for stage in range(4)]
     fine, *coarse = [{codec for codecs in of_stage for codec in codecs.split()} for of_stage in of_stages]

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import psgc.torch as psgc
+from psgc.codecs import parse_scheme
 from psgc.errors import UsageError
 from psgc.torch.optimizers.demo import from_squares, squares_of, to_squares
 
@@ -132,3 +133,25 @@ def test_kernels_are_loaded_before_the_first_step() -> None:
     assert ran.returncode == 0, ran.stderr
     first, then = ran.stdout.splitlines()
     assert int(first.split()[0]) > 3 and then == "then [] []"
+
+
+def test_parameters_are_given_at_once_and_one_that_is_frozen_later_stays(alone: None) -> None:
+    own = model()
+    optimizer = psgc.DeMo(own.named_parameters(), lr=0.01, weight_decay=0.1)
+    with pytest.raises(UsageError, match=r"DeMo.add_param_group: its parameters are given at once"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
+    own(torch.ones(1, 8)).sum().backward()
+    optimizer.step()
+    frozen = own[0].weight.requires_grad_(False)
+    before, moves = frozen.detach().clone(), own[1].weight.detach().clone()
+    optimizer.zero_grad()
+    own(torch.ones(1, 8)).sum().backward()
+    optimizer.step()
+    assert torch.equal(frozen, before) and not torch.equal(own[1].weight, moves)
+
+
+@pytest.mark.parametrize("beta", ["0.9999999", "0.95", "0.5", "1"])
+@pytest.mark.parametrize("name", ["demo", "sparseloco"])
+def test_the_canonical_text_keeps_all_of_a_share(name: str, beta: str) -> None:
+    scheme = parse_scheme(f"{name}:beta={beta}")
+    assert parse_scheme(scheme.canonical).beta == scheme.beta == float(beta)  # type: ignore[attr-defined]

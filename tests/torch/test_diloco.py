@@ -188,6 +188,26 @@ def test_parameters_in_half_precision_are_held_in_single(alone: None) -> None:
     assert {parameter.dtype for parameter in own.parameters()} == {torch.bfloat16}
 
 
+@pytest.mark.parametrize("on", ["workers", "servers"])
+def test_what_rounding_to_half_precision_takes_is_no_progress(alone: None, on: Any) -> None:
+    own = model().bfloat16()
+    inner = torch.optim.SGD(own.parameters(), lr=0.1)
+    with psgc.DiLoCo(own, inner, every=1, outer="nesterov:lr=0.7,momentum=0", on=on) as outside:
+
+        def step() -> dict[str, torch.Tensor]:
+            outside.zero_grad()
+            own(torch.ones(1, 3, dtype=torch.bfloat16)).sum().backward()
+            outside.step()
+            return dict(outside.state_dict()["fragments"][0]["outer"])
+
+        moved = step()
+        assert any(not torch.equal(value, value.bfloat16().float()) for value in moved.values()), "they lie beside what bfloat16 can say"
+        inner.param_groups[0]["lr"] = 0.0  # from now on nothing comes further
+        for _ in range(3):
+            now = step()
+            assert all(torch.equal(now[name], value) for name, value in moved.items())
+
+
 def test_state_is_not_saved_while_a_fragment_is_under_way(alone: None) -> None:
     own = model()
     inner = torch.optim.SGD(own.parameters(), lr=0.1)

@@ -48,6 +48,12 @@ def test_reduced_in_another_dtype_than_parameters_have_gradients_are_averaged_be
     assert found["onebit", "plain"][0][0] == found["onebit", "plain"][2][0] != found["native", "plain"][0][0]
 
 
+def test_each_module_may_have_a_precision_of_its_own(make_job: Callable[..., Any]) -> None:
+    found = lines(make_job(nodes=4, servers=1), "--precision", "mixed", "--hows", "plain", "--codecs", "none", "int8")
+    assert found["none", "plain"] == found["native", "plain"], "nothing was rounded to another module's"
+    assert found["int8", "plain"][0][0] == found["int8", "plain"][2][0] != found["native", "plain"][0][0]
+
+
 def test_a_plan_says_by_what_each_module_travels_and_low_rank_codecs_see_parameters_as_matrices(make_job: Callable[..., Any]) -> None:
     found = lines(
         make_job(nodes=4, servers=1), "--hows", "plain", "--codecs", "rule", "plan", "groups", "powersgd:rank=64", "powersgd:rank=1"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -44,6 +45,8 @@ def test_scalars_reach_tensorboard_and_wandb() -> None:
     assert logged == [({name: value for name, (value, _) in scalars.items()}, 8)]
     with pytest.raises(UsageError, match="a dict has neither add_scalar"):
         psgc.log_metrics({})
+    with pytest.raises(UsageError, match="a Logger has neither add_scalar"):
+        psgc.log_metrics(logging.getLogger("training"))
 
 
 def test_lightning_logs_them_every_so_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,8 +57,8 @@ def test_lightning_logs_them_every_so_many_steps(monkeypatch: pytest.MonkeyPatch
     callback, steps = psgc.lightning_callback(every=10), []
     assert isinstance(callback, library.Callback)
     logger = SimpleNamespace(log_metrics=lambda values, step: steps.append((values["psgc/steps"], step)))
-    for step in range(1, 31):
-        callback.on_train_batch_end(SimpleNamespace(global_step=step, loggers=[logger]), None, None, None, step)
+    for batch in range(2, 61):  # two make a step
+        callback.on_train_batch_end(SimpleNamespace(global_step=batch // 2, loggers=[logger]), None, None, None, batch)
     assert steps == [(40, 10), (40, 20), (40, 30)]
 
 

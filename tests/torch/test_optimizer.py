@@ -136,10 +136,15 @@ def test_passes_must_be_a_positive_whole_number(passes: Any) -> None:
         psgc.DistributedOptimizer(torch.optim.SGD(model_of(3, 2).parameters()), backward_passes_per_step=passes)
 
 
-def test_dtypes_that_psgc_does_not_carry_are_refused_by_name() -> None:
-    parameter = nn.Parameter(torch.zeros(2, dtype=torch.uint16), requires_grad=False)
-    with pytest.raises(UsageError, match="parameter 'phase': psgc does not carry uint16"):
-        psgc.DistributedOptimizer(torch.optim.SGD([parameter]), [("phase", parameter)])
+@pytest.mark.parametrize("codec", ["none", "int8"])
+def test_trained_parameters_of_dtypes_that_psgc_does_not_carry_are_refused_by_name_and_frozen_ones_are_left_alone(codec: str) -> None:
+    weights, scale = nn.Parameter(torch.zeros(2, dtype=torch.float8_e4m3fn)), nn.Parameter(torch.ones(2))
+    named = [("weights", weights), ("scale", scale)]
+    with pytest.raises(UsageError, match="parameter 'weights': psgc does not carry float8_e4m3fn"):
+        psgc.DistributedOptimizer(torch.optim.SGD([weights, scale]), named, compression=codec)
+    weights.requires_grad_(False)
+    packed = nn.Parameter(torch.zeros(2, dtype=torch.uint8), requires_grad=False)
+    psgc.DistributedOptimizer(torch.optim.SGD([weights, scale, packed]), [*named, ("packed", packed)], compression=codec)
 
 
 def test_lossy_codecs_refuse_double_precision_by_name() -> None:

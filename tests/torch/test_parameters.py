@@ -108,3 +108,18 @@ def test_empty_and_scalar_parameters_are_no_trouble(ranks: Any) -> None:
         return scalar.item()
 
     assert ranks.run(2, train) == [1.0, 1.0]
+
+
+@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="this torch has no grad_dtype")
+def test_a_gradient_of_another_dtype_than_its_parameters_is_refused_by_name(ranks: Any) -> None:
+    def work(rank: int) -> None:
+        model = nn.Linear(3, 2, bias=False).bfloat16()
+        weight = model.weight
+        weight.grad_dtype = torch.float32
+        optimizer = psgc.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+        assert optimizer
+        loss = model(torch.ones(1, 3, dtype=torch.bfloat16)).sum()
+        with pytest.raises(UsageError, match=r"gradient of 'weight' is torch.float32, and its parameter torch.bfloat16"):
+            loss.backward()
+
+    ranks.run(1, work)

@@ -129,16 +129,21 @@ def test_a_plan_for_another_model_is_refused(ranks: Any, tmp_path: Path, documen
         ranks.run(1, train, plan=written(tmp_path / "p", document))
 
 
-def test_a_bucket_of_two_parameter_groups_is_refused(ranks: Any, tmp_path: Path) -> None:
-    def work(rank: int) -> None:
+def test_a_bucket_of_two_parameter_groups_is_refused_only_where_residuals_follow_their_rates(ranks: Any, tmp_path: Path) -> None:
+    def work(rank: int, follow: bool) -> list[float]:
         model = build()
         groups = [{"params": layer.parameters(), "lr": lr} for layer, lr in zip(model, (0.1, 0.2), strict=True)]
-        optimizer = psgc.DistributedOptimizer(torch.optim.SGD(groups), model.named_parameters())
+        optimizer = psgc.DistributedOptimizer(torch.optim.SGD(groups), model.named_parameters(), residuals_follow_lr=follow)
         model(torch.ones(1, 3)).sum().backward()
+        before = [parameter.detach().clone() for parameter in model.parameters()]
         optimizer.step()
+        moved = zip(before, model.parameters(), strict=True)
+        return [((was - now.detach()) / now.grad).mean().item() for was, now in moved if now.grad is not None]
 
+    for rates in ranks.run(1, lambda rank: work(rank, False), plan=written(tmp_path / "p", WHOLE)):
+        assert rates == pytest.approx([0.1, 0.1, 0.2, 0.2], rel=1e-3), "each group's own"
     with pytest.raises(UsageError, match=r"tensor '0.weight' is of parameter group 0, but shares a bucket of the plan with '1.bias' of 1"):
-        ranks.run(1, work, plan=written(tmp_path / "p", WHOLE))
+        ranks.run(1, lambda rank: work(rank, True), plan=written(tmp_path / "p", WHOLE))
 
 
 def test_a_plan_whose_buckets_cannot_be_cut_ends_every_rank_with_the_same_line(ranks: Any, tmp_path: Path) -> None:

@@ -49,6 +49,20 @@ def test_outputs_statistics_and_gradients_are_those_of_one_batch_of_all(ranks: A
         torch.testing.assert_close(own, of_all, **close)
 
 
+def test_inputs_in_half_precision_are_normalised_in_single(ranks: Any) -> None:
+    """A mean that is large beside the deviation is gone if scale and shift are rounded before they meet."""
+
+    def work(rank: int) -> torch.Tensor:
+        layer = psgc.SyncBatchNorm(2)
+        return layer(part(rank, 0, 64).bfloat16()).detach()
+
+    given = torch.cat([part(rank, 0, 64).bfloat16() for rank in range(2)])
+    wanted = nn.BatchNorm1d(2)(given.float())
+    found = torch.cat(ranks.run(2, work))
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.float(), wanted.detach(), rtol=2**-7, atol=1e-2)
+
+
 def test_a_converted_model_keeps_its_parameters_statistics_and_names_and_evaluates_as_before(ranks: Any) -> None:
     def work(_: int) -> None:
         model = seeded(net)

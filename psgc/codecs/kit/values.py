@@ -91,8 +91,7 @@ class Real(Value[float]):
         return value
 
     def write(self, value: float) -> str:
-        short = f"{value:g}"
-        return short if float(short) == value else repr(value)
+        return shortest(value)
 
 
 class Choice(Value[str]):
@@ -118,3 +117,9 @@ def declared(codec: type) -> dict[str, Value[Any]]:
     for base in reversed(codec.__mro__):
         found |= {name: value for name, value in vars(base).items() if isinstance(value, Value)}
     return found
+
+
+def shortest(value: float) -> str:
+    """The text of a number that reads as the same one: short where that is exact."""
+    short = f"{value:g}"
+    return short if float(short) == value else repr(value)

@@ -21,6 +21,7 @@ from psgc.torch.ddp.told import optimizers_in
 from psgc.torch.optimizers.averaging import Distributed
 from psgc.torch.tensors import plain
 from psgc.torch.tensors.apart import mapped, put_tensors, take_tensors
+from psgc.torch.tensors.push_pull import follow_unnamed, unnamed_calls
 from psgc.worker.session import Progress, Session
 
 WHOSE: Final = "Elastic"
@@ -76,7 +77,7 @@ class TrainingState:
         progress = self._session.progress
         kept = {
             "last": exchange.last.told(), "steps": dict(progress.steps), "barriers": progress.barriers,
-            "extra": {name: _plain(of.state_dict()) for name, of in self._extra.items()},
+            "unnamed": unnamed_calls(self._session), "extra": {name: _plain(of.state_dict()) for name, of in self._extra.items()},
         }  # fmt: skip
         return plain.encode(kept, "state", WHOSE)
 
@@ -157,6 +158,7 @@ class TrainingState:
             of.load_state_dict(_like(kept["extra"][name], of.state_dict()))
         self._optimizer._psgc_gradients.exchange.last.follow(kept["last"])
         self._session.catch_up(Progress(kept["steps"], kept["barriers"]))
+        follow_unnamed(self._session, kept["unnamed"])
         apart = {name: whole["parameters"][name] for name, _ in self._apart()}
         return Beginning(
             whole["step"], whole["kept"], whole["buffers"], apart, whole["ended"], whole["updates"], self._options(), tuple(whole["members"])

@@ -104,7 +104,7 @@ class FsdpGradients(FrontEnd[FilledBucket]):
             if self._end is None:
                 self._end = await_end(self, _finish)
             if not exchange.declared:
-                self._declare(gradients)
+                self._declare()
             bucket = self._bucket(unit)
             if bucket.ticket is not None:
                 raise UsageError(
@@ -181,12 +181,12 @@ class FsdpGradients(FrontEnd[FilledBucket]):
             self.exchange.leave_to_script()
         self.exchange.begin()
 
-    def _declare(self, like: torch.Tensor) -> None:
-        """Declare the gradients of all units and shards, and wait until every rank has. like: gradients of one unit."""
+    def _declare(self) -> None:
+        """Declare the gradients of all units and shards, and wait until every rank has."""
         exchange, shards = self.exchange, len(self._replicas)
-        dtype = dtype_name(like, "gradients that FSDP has reduced")
         specs, parameters, buckets = list[TensorSpec](), list[torch.Tensor](), list[BucketSpec]()
         for place, unit in enumerate(self._units):
+            dtype = dtype_name(torch.empty(0, dtype=unit.dtype), f"gradients of {unit.name!r} that FSDP has reduced")
             for shard in range(shards):
                 first = len(specs)
                 specs += [TensorSpec(f"{name}@{shard}", shape, dtype) for name, shape in unit.pieces]

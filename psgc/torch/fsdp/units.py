@@ -63,6 +63,13 @@ class Unit:
         """Elements of this rank's slice of all of its gradients, and as many on every other rank."""
         return sum(math.prod(shape) for _, shape in self.pieces)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """What FSDP reduces its gradients in: its MixedPrecisionPolicy's, which another unit may have another of. Known from the first forward on."""
+        first = next(each for each in self.state.fsdp_params if each.sharded_param.requires_grad)
+        found: torch.dtype = self.state._reduce_dtype or first.param_dtype or first.orig_dtype
+        return found
+
     def hook(self, call: Callable[[torch.Tensor], None]) -> None:
         """Have FSDP call it with this rank's slice of the gradients, which it may write to."""
         self.module.set_all_reduce_hook(call)
@@ -112,6 +119,11 @@ class Unit:
             raise UsageError(
                 f"fsdp_hook: {self.name!r}: set_gradient_divide_factor was called on {called} when the first gradients came; call it on all modules, before "
                 f"the first backward"
+            )
+        if gradients.dtype != self.dtype:
+            raise UsageError(
+                f"fsdp_hook: FSDP reduced gradients of {self.name!r} in {gradients.dtype}, and they were declared as {self.dtype}; do not change its "
+                f"MixedPrecisionPolicy once training has begun"
             )
         if gradients.numel() != self.numel:
             raise UsageError(

@@ -65,6 +65,11 @@ class Gradient:
                 f"gradient of {self.spec.name!r} is of shape {list(shape_of(grad))}, but it was declared as {list(self.spec.shape)}; "
                 f"build a new DistributedOptimizer when parameters change their shape"
             )
+        if grad.dtype != self.parameter.dtype:
+            raise UsageError(
+                f"gradient of {self.spec.name!r} is {grad.dtype}, and its parameter {self.parameter.dtype}, as which it was declared; leave the parameter's "
+                f"grad_dtype as it was"
+            )
         self.seen, self.zero = Noted(grad, grad._version), None
 
     def look_again(self, fixed: bool, changed: str) -> None:

@@ -24,7 +24,7 @@ from psgc.torch.session.run_report import report_of
 from psgc.torch.state import saved
 from psgc.torch.state.residuals import Kept, check_sizes
 from psgc.torch.tensors.declaring import spec_of
-from psgc.torch.tensors.held import HeldBucket, HeldTensors, held_dtype
+from psgc.torch.tensors.held import HeldBucket, HeldTensors, held_dtype, rounded
 from psgc.worker.residuals.residual import LayoutMemory
 from psgc.worker.session import Session
 
@@ -49,8 +49,7 @@ class _Held:
         """Have ``values`` hold how far each parameter has moved from the servers' value, as the parameter's dtype rounds that."""
         for name, parameter in self.parameters.items():
             value = self.tensors.values[name]
-            before = value if parameter.dtype == value.dtype else value.to(parameter.dtype).to(value.dtype)
-            torch.sub(parameter.detach().to("cpu", value.dtype), before, out=value)
+            torch.sub(parameter.detach().to("cpu", value.dtype), rounded(value, parameter.dtype), out=value)
 
     @torch.no_grad()
     def check_untouched(self) -> None:
@@ -71,7 +70,7 @@ class Changes(FrontEnd[HeldBucket]):
     """name: of the optimizer. choice: the codec or rule that changes travel by."""
 
     def __init__(self, session: Session, name: str, choice: Choice) -> None:
-        super().__init__(GradientExchange(session, name, choice), saved.CHANGES)
+        super().__init__(GradientExchange(session, name, choice, scaled=False), saved.CHANGES)
         self._held: list[_Held] = []
         self._waiting = LayoutMemory()  # of parameters that are not held yet
 

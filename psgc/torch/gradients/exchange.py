@@ -35,7 +35,7 @@ B = TypeVar("B", bound=SentBucket)
 
 class GradientExchange(Generic[B]):
     """See the module's text. rates: reads the parameter groups' learning rates as they are now; None: residuals do not follow them. choice, whole, turn,
-    sparse: as of ``Layouts``.
+    sparse: as of ``Layouts``. scaled: as of ``LastStep``.
 
     specs: of all tensors that are known so far. buckets: of the layouts by which they travel now.
     observer: who times this rank's steps; it is changed between two steps.
@@ -44,12 +44,12 @@ class GradientExchange(Generic[B]):
 
     def __init__(
         self, session: Session, name: str, choice: Choice, rates: Callable[[], tuple[float, ...]] | None = None, whole: bool = False,
-        turn: int = 0, sparse: frozenset[str] = frozenset(),
+        turn: int = 0, sparse: frozenset[str] = frozenset(), scaled: bool = True,
     ) -> None:  # fmt: skip
         self.session, self.name = session, name
         self.specs: tuple[TensorSpec, ...] = ()
         self.buckets: list[B] = []
-        self.last = LastStep(rates)
+        self.last = LastStep(rates, scaled)
         self.observer: Observer = UNOBSERVED
         self._layouts = Layouts(session, name, choice, whole, turn, sparse)
         self.written: Written | None = None

@@ -48,7 +48,8 @@ class StepFlags:
 
 
 class LastStep:
-    """See the module's text. rates: reads the parameter groups' learning rates as they are now; None: residuals do not follow them.
+    """See the module's text. rates: reads the parameter groups' learning rates as they are now; None: residuals do not follow them. scaled: what is sent may
+    be gradients of a scaled loss, and is not what an optimizer has made of them.
 
     outcome: what became of the last step: still "delivered" in p.grad; "settled": an optimizer has applied it, or the script went on without, and used or
     discarded the gradients as it liked; or "put back" (the loss scaler skipped it, or put_back() was called), which the next step's flag tells the
@@ -56,14 +57,19 @@ class LastStep:
     flags: of the step under way; None between two steps. skips: counts of steps, and of results without one.
     """
 
-    def __init__(self, rates: Callable[[], tuple[float, ...]] | None = None) -> None:
+    def __init__(self, rates: Callable[[], tuple[float, ...]] | None = None, scaled: bool = True) -> None:
         self.outcome: Outcome = "settled"
         self.flags: StepFlags | None = None
         self._sent: StepFlags | None = None  # of the last step
         self._loaded = False  # they were loaded, and no step has been taken since
         self.skips, self._forgets = Skips(), False
-        self._rates = rates or (lambda: ())
+        self._rates, self._follows, self._scaled = rates or (lambda: ()), rates is not None, scaled
         self._loss_scale: Callable[[], float] | None = None
+
+    @property
+    def follows_rates(self) -> bool:
+        """Whether residuals follow learning rates, so that tensors of two parameter groups need buckets of their own."""
+        return self._follows
 
     @property
     def begun(self) -> bool:
@@ -113,7 +119,9 @@ class LastStep:
     def _scale(self) -> float:
         if self._loss_scale is not None:
             return self._loss_scale()
-        return loss_scale.latest(default=1.0) if self._loaded else 1.0  # the scaler tells of itself after this backward
+        if not self._loaded or self._sent is None or self._sent.loss_scale == 1.0:
+            return 1.0
+        return loss_scale.latest(default=1.0)  # the scaler tells of itself after this backward
 
     def rescale(self, group: int = 0) -> float:
         """Of the step under way, for this parameter group's residuals."""
@@ -178,6 +186,8 @@ class LastStep:
 
     def scale_with(self, scale: Callable[[], float]) -> None:
         """From now on gradients are multiplied by ``scale()``. Earlier steps count as scaled by the same factor, except those of a loaded state."""
+        if not self._scaled:
+            return
         self._loss_scale, now = scale, scale()
         self.flags = None if self.flags is None else replace(self.flags, loss_scale=now)
         if self._sent is not None and not self._loaded:

@@ -24,7 +24,7 @@ class Momenta(FrontEnd[FilledBucket]):
     """of: the name of the optimizer's gradients. codec: canonical text."""
 
     def __init__(self, session: Session, of: str, codec: str) -> None:
-        super().__init__(GradientExchange(session, f"{of}.momentum", Choice(codec), whole=True), MOMENTA)
+        super().__init__(GradientExchange(session, f"{of}.momentum", Choice(codec), whole=True, scaled=False), MOMENTA)
 
     def check_leaving(self) -> None:
         if self.exchange.specs:

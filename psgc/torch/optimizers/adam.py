@@ -145,8 +145,7 @@ class FrozenVarianceAdam(Distributed):
 
     def _average(self, moving: list[tuple[Options, torch.Tensor]], outgoing: Callable[[int], torch.Tensor]) -> None:
         """The compressed mean over all ranks of ``outgoing(i)``, one tensor for each of ``moving``, in place."""
-        numbers = {id(group): number for number, group in enumerate(self.param_groups)}
-        specs = tuple(parameter_spec(parameter, self._psgc_names[parameter], numbers[id(group)]) for group, parameter in moving)
+        specs = tuple(parameter_spec(parameter, self._psgc_names[parameter]) for _, parameter in moving)
         self._momenta.average(specs, [parameter for _, parameter in moving], outgoing)
 
     def switch_plan(self, plan: Any) -> NoReturn:

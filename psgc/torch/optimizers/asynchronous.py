@@ -14,7 +14,7 @@ import torch
 from psgc.errors import UsageError
 from psgc.torch.gradients.changes import Changes
 from psgc.torch.optimizers.refusals import refuse_foreign
-from psgc.torch.optimizers.wrapping import become, named_parameters_of
+from psgc.torch.optimizers.wrapping import become, named_parameters_of, trained
 from psgc.torch.plans.choice import Choice
 from psgc.torch.session import api
 from psgc.torch.tensors.held import held_dtype, one_way
@@ -28,10 +28,11 @@ def make_asynchronous(optimizer: Optimizer, session: Session, names: dict[torch.
     held; CodecError for codecs that changes cannot travel by."""
     if choice.plan is not None or choice.awaited or choice.auto:
         raise UsageError("PSGC_ASYNC=1: plans and auto are of synchronous gradients; name a codec or a rule for what is pushed")
-    for parameter, name in names.items():
+    now = trained(names)
+    for parameter, name in now.items():
         held_dtype(parameter, name)
-    choice.check(names)
-    for codec in choice.codecs(names):
+    choice.check(now)
+    for codec in choice.codecs(now):
         one_way(codec)
     made = become(optimizer, AsyncDistributed)
     made._psgc_names, made._psgc_changes = names, Changes(session, f"optimizer{api.next_number(session, 'optimizer')}", choice)

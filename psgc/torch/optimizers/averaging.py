@@ -22,7 +22,7 @@ from psgc.torch.gradients.in_backward import BackwardGradients
 from psgc.torch.optimizers.completing import Completing
 from psgc.torch.optimizers.left_out import leave_out
 from psgc.torch.optimizers.refusals import refuse_foreign
-from psgc.torch.optimizers.wrapping import check_passes, named_parameters_of, parameter_spec
+from psgc.torch.optimizers.wrapping import check_passes, named_parameters_of, parameter_spec, trained
 from psgc.torch.plans.choice import Choice, switched
 from psgc.torch.session import api
 from psgc.worker.session import Session
@@ -112,7 +112,7 @@ class Distributed(torch.optim.Optimizer):
         goes along, so that nothing is lost or applied twice. Call it on every rank between the same two steps: after step(), before the next
         backward(). Where ``auto`` chose until now, it ends. Raises UsageError in the middle of a step and for a plan that cannot be run; CodecError."""
         choice = switched(self._psgc_gradients.session, plan)
-        choice.check(self._psgc_names)
+        choice.check(trained(self._psgc_names))
         self._psgc_gradients.switch(choice)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -155,6 +155,8 @@ class Distributed(torch.optim.Optimizer):
     def _psgc_parameters(self) -> Parameters:
         """Those that may be new, or require a gradient only now. Raises UsageError for those that something else averages."""
         refuse_foreign(self, self._psgc_names)
+        apart = self._psgc_gradients.exchange.last.follows_rates
         for group, name, parameter in named_parameters_of(self, self._psgc_names):
-            if not self._psgc_gradients.knows(parameter):
-                yield parameter, parameter_spec(parameter, name, group)
+            if parameter.requires_grad and not self._psgc_gradients.knows(parameter):
+                self._psgc_gradients.exchange.choice.check({parameter: name})
+                yield parameter, parameter_spec(parameter, name, group if apart else 0)

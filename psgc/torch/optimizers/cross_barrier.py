@@ -20,7 +20,7 @@ from psgc.torch.gradients.unbarriered import UnbarrieredGradients
 from psgc.torch.optimizers.averaging import Distributed
 from psgc.torch.optimizers.partial_step import PartialSteps
 from psgc.torch.optimizers.refusals import refuse_foreign
-from psgc.torch.optimizers.wrapping import become, check_count, check_passes, named_parameters_of, names_of, parameter_spec
+from psgc.torch.optimizers.wrapping import become, check_count, check_passes, named_parameters_of, names_of, parameter_spec, trained
 from psgc.torch.plans.choice import Given, chosen
 from psgc.torch.session import api
 from psgc.torch.session.backup import refuse_backup
@@ -76,9 +76,9 @@ def CrossBarrier(  # noqa: N802 - BytePS's name
     if named_parameters is None:
         names |= {parameter: name for name, parameter in model.named_parameters() if parameter in names}
     refuse_foreign(optimizer, names)
-    choice.check({parameter: name for parameter, name in names.items() if parameter.requires_grad})
+    choice.check(trained(names))
     amp.install()
-    specs = {p: parameter_spec(p, names[p], number) for number, _, p in named_parameters_of(optimizer) if p.requires_grad}
+    specs = {p: parameter_spec(p, names[p]) for _, _, p in named_parameters_of(optimizer) if p.requires_grad}
     number = api.next_number(session, "crossing")
     exchange: GradientExchange[GradientBucket] = GradientExchange(session, f"crossing{number}", choice, whole=True, turn=number)
     updates = PartialSteps(optimizer, "CrossBarrier updates each parameter when it is needed", "DistributedOptimizer")

@@ -50,6 +50,7 @@ class DeMo(torch.optim.Optimizer):
     ranks without servers.
     """
 
+    _made = False
     _step_supports_amp_scaling = True  # a GradScaler calls step() also after an overflow, and hands it the scale
 
     def __init__(
@@ -70,6 +71,7 @@ class DeMo(torch.optim.Optimizer):
             if parameter.dtype not in CARRIED:
                 raise UsageError(f"DeMo: parameter {name!r} is {parameter.dtype}; it takes float32, bfloat16 and float16")
         super().__init__([parameter for _, parameter in named], {"lr": lr, "weight_decay": weight_decay})
+        self._made = True
         api.init()
         self._session = session = api.current_session()
         refuse_replaceable(session, "DeMo")
@@ -85,6 +87,12 @@ class DeMo(torch.optim.Optimizer):
         parse_scheme(self._codec).warm()  # kernels are compiled, or loaded, here and not in the first step
         self._alone = [_Alone(self._codec, squares_of(parameter)) for _, parameter in named] if session.config.solo else []
         self._declare(LayoutMemory())
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Raises UsageError once the optimizer is made: what ranks exchange is fixed then."""
+        if self._made:
+            raise UsageError("DeMo.add_param_group: its parameters are given at once, in one group; make a new optimizer of all of them")
+        super().add_param_group(param_group)
 
     def _declare(self, memory: LayoutMemory) -> None:
         parameters = self.param_groups[0]["params"]
@@ -119,6 +127,8 @@ class DeMo(torch.optim.Optimizer):
                 flat.div_(scale.to(flat.device))
         self._exchange()
         for parameter, flat in zip(group["params"], self._squares, strict=True):
+            if not parameter.requires_grad:  # frozen since: what is left of its momentum travels, and moves nothing
+                continue
             if group["weight_decay"]:
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
             direction = from_squares(flat, parameter).sign_()

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
 
 from psgc.errors import UsageError
+from psgc.plan.model.level import EXACT
 from psgc.torch.auto.observing import observe
 from psgc.torch.gradients.linearity import CodecAdvice, learning_rates
 from psgc.torch.gradients.rows import Sparse, rows_among
@@ -19,7 +21,7 @@ from psgc.torch.optimizers.asynchronous import make_asynchronous
 from psgc.torch.optimizers.averaging import Distributed
 from psgc.torch.optimizers.overlapped import check_overlapped, overlapped
 from psgc.torch.optimizers.refusals import refuse_foreign
-from psgc.torch.optimizers.wrapping import become, check_passes, names_of
+from psgc.torch.optimizers.wrapping import become, check_passes, names_of, trained
 from psgc.torch.plans.choice import Given, chosen
 from psgc.torch.session import api
 from psgc.torch.session.backup import backup_of, refuse_backup
@@ -82,7 +84,9 @@ def DistributedOptimizer(  # noqa: N802 - BytePS's and Horovod's name
     choice = chosen(session, compression, "DistributedOptimizer")
     names = names_of(optimizer, named_parameters)
     refuse_foreign(optimizer, names)
-    choice.check(names)
+    if choice.auto and isinstance(optimizer, torch.optim.LBFGS):
+        choice = replace(choice, quality=EXACT)  # its directions are made of differences of gradients
+    choice.check(trained(names))
     rows = rows_among(session, sparse, names, choice, "DistributedOptimizer")
     if overlapped_step:
         refuse_lbfgs(optimizer, "overlapped_step")

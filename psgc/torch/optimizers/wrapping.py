@@ -49,7 +49,8 @@ def pairs_of(given: Any, taken: Iterable[str], group: int, by: str) -> list[tupl
     return pairs
 
 
-def parameter_spec(parameter: torch.Tensor, name: str, group: int) -> TensorSpec:
+def parameter_spec(parameter: torch.Tensor, name: str, group: int = 0) -> TensorSpec:
+    """group: of its optimizer's, where each needs buckets of its own."""
     return spec_of(parameter, name, f"parameter {name!r}", group)
 
 
@@ -60,6 +61,11 @@ def check_count(name: str, value: int) -> None:
 
 def check_passes(passes: int) -> None:
     check_count("backward_passes_per_step", passes)
+
+
+def trained(names: Mapping[torch.Tensor, str]) -> dict[torch.Tensor, str]:
+    """Those that require a gradient now. Others stay as they are, of whatever dtype; should they require one later, they are looked at then."""
+    return {parameter: name for parameter, name in names.items() if parameter.requires_grad}
 
 
 def names_of(

@@ -138,7 +138,7 @@ class DiLoCo:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The inner optimizer's, for schedulers."""
+        """The inner optimizer's. Schedulers of torch take the inner optimizer itself."""
         return self.inner.param_groups
 
     def state_dict(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from psgc.errors import UsageError
 from psgc.torch.gradients.exchange import GradientExchange
 from psgc.torch.plans.choice import Choice
 from psgc.torch.tensors.declaring import spec_of
-from psgc.torch.tensors.held import held_dtype
+from psgc.torch.tensors.held import held_dtype, rounded
 from psgc.torch.tensors.sent import FilledBucket
 from psgc.worker.session import Session
 
@@ -28,7 +28,7 @@ class Fragment:
     def __init__(
         self, session: Session, name: str, turn: int, choice: Choice, parameters: Mapping[str, torch.Tensor], outer: Outer
     ) -> None:
-        self.exchange: GradientExchange[FilledBucket] = GradientExchange(session, name, choice, whole=True, turn=turn)
+        self.exchange: GradientExchange[FilledBucket] = GradientExchange(session, name, choice, whole=True, turn=turn, scaled=False)
         self.names, self._parameters = list(parameters), list(parameters.values())
         self.outer = [
             torch.nn.Parameter(parameter.detach().to(held_dtype(parameter, name)).clone(), requires_grad=True)
@@ -41,7 +41,8 @@ class Fragment:
         self.under_way = False
 
     def leave(self) -> None:
-        """Send how far the parameters have come, as a gradient of the outer ones: what they were, minus what they are."""
+        """Send how far the parameters have come, as a gradient of the outer ones: what they were, minus what they are. Where parameters are of lower
+        precision, they were the outer ones rounded: what the rounding took is no progress."""
         exchange, everything = self.exchange, tuple(range(len(self.outer)))
         exchange.begin()
         if not exchange.declared:
@@ -49,7 +50,8 @@ class Fragment:
         for bucket in exchange.buckets:
             for index in bucket.bucket.tensors:
                 outer = self.outer[index]
-                outer.grad = torch.sub(outer.detach(), self._parameters[index].detach().to(outer.dtype))
+                own = self._parameters[index].detach()
+                outer.grad = torch.sub(rounded(outer.detach(), own.dtype), own.to(outer.dtype))
                 bucket.put(index, outer.grad)
             exchange.submit(bucket)
         self.under_way = True

@@ -15,7 +15,7 @@ from psgc.errors import UsageError
 from psgc.torch.state import saved
 from psgc.torch.state.residuals import Kept, check_sizes
 from psgc.torch.tensors.declaring import spec_of
-from psgc.torch.tensors.held import HeldTensors, held_dtype
+from psgc.torch.tensors.held import HeldTensors, held_dtype, rounded
 from psgc.worker.residuals.residual import LayoutMemory
 from psgc.worker.session import Session
 
@@ -27,8 +27,8 @@ class _Moved(Mapping[str, torch.Tensor]):
         self._parameters, self._outer = parameters, outer
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        outer = self._outer[name]
-        return torch.sub(self._parameters[name].detach().to(outer.device, outer.dtype), outer)
+        parameter, outer = self._parameters[name].detach(), self._outer[name]
+        return torch.sub(parameter.to(outer.device, outer.dtype), rounded(outer, parameter.dtype))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._outer)

@@ -6,6 +6,7 @@ Every rank has figures of its own; a script that logs on rank 0 alone logs rank 
 from __future__ import annotations
 
 import importlib
+import logging
 from typing import Any
 
 from psgc.errors import UsageError
@@ -19,7 +20,7 @@ def log_metrics(logger: Any, step: int | None = None) -> None:
     if hasattr(logger, "add_scalar"):
         for name, number in found.items():
             logger.add_scalar(name, number, step)
-    elif hasattr(logger, "log"):
+    elif hasattr(logger, "log") and not isinstance(logger, logging.Logger | logging.LoggerAdapter):  # theirs takes a level
         logger.log(found, step=step)
     else:
         raise UsageError(
@@ -33,8 +34,11 @@ def lightning_callback(every: int = 50) -> Any:
     callback = _first("lightning_callback", "lightning.pytorch", "pytorch_lightning").Callback
 
     class LogMetrics(callback):  # type: ignore[misc, valid-type]
+        logged = -1  # the step: of several batches that make one, the last is followed by the optimizer's
+
         def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
-            if trainer.global_step % every == 0:
+            if trainer.global_step % every == 0 and trainer.global_step != self.logged:
+                self.logged = trainer.global_step
                 for logger in trainer.loggers:
                     logger.log_metrics(numbers(), trainer.global_step)
 

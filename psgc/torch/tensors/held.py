@@ -59,6 +59,12 @@ def held_dtype(parameter: torch.Tensor, name: str) -> torch.dtype:
     return dtype
 
 
+def rounded(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What is held, as a parameter of this dtype has it; itself if that is its own. A parameter has come as far as it is from there: what rounding took is no
+    change of it."""
+    return value if value.dtype == dtype else value.to(dtype).to(value.dtype)
+
+
 @dataclass(slots=True)
 class _Flat:
     """A bucket's elements, which stay where they are."""

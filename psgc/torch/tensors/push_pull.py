@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 from weakref import WeakKeyDictionary
@@ -281,6 +282,21 @@ def _unnamed(tensor: torch.Tensor, average: bool, codec: str) -> str:
         turn = names.unnamed[signature] % UNNAMED_RING
         names.unnamed[signature] += 1
     return f"noname.{signature}.{turn}"
+
+
+def unnamed_calls(session: Session) -> dict[str, int]:
+    """How many unnamed calls there were of each kind: by that the next ones are named, on all ranks alike."""
+    names = _names_of(session)
+    with names.lock:
+        return dict(names.unnamed)
+
+
+def follow_unnamed(session: Session, calls: Mapping[str, int]) -> None:
+    """Go on from another rank's ``unnamed_calls``, in whose place, or beside whom, this process trains on."""
+    names = _names_of(session)
+    with names.lock:
+        names.unnamed.clear()
+        names.unnamed.update(calls)
 
 
 def _names_of(session: Session) -> _Names:

@@ -26,7 +26,7 @@ class SentBucket:
 
     @property
     def group(self) -> int:
-        """The parameter group of all its tensors."""
+        """The parameter group of all its tensors, where residuals follow learning rates."""
         return self.layout.tensors[self.bucket.tensors[0]].group
 
     @property

@@ -38,7 +38,7 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
         scale = torch.rsqrt(variance + self.eps)
         scale = scale if self.weight is None else scale * self.weight
         shift = -mean * scale if self.bias is None else self.bias - mean * scale
-        return input * scale.to(input.dtype).view(shape) + shift.to(input.dtype).view(shape)
+        return (input.to(scale.dtype) * scale.view(shape) + shift.view(shape)).to(input.dtype)
 
     def _statistics(self, given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Mean and variance [C] in float32 or double, of all ranks' batches together, and the number of elements of a channel."""
