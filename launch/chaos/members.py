@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from psgc.launch.supervision.spares import MODULE, TITLE
 from psgc.transport.host import pid_started
 
 
@@ -50,6 +51,10 @@ def members_of(pids: list[int]) -> list[Member]:
     found = []
     for pid in pids:
         started, env = pid_started(pid), _environment(pid)
+        if _was_spare(pid):
+            if started and (rank := _place_taken(pid)):
+                found.append(Member(Process(pid, started), "worker", f"worker {rank}"))
+            continue
         role = env.get("DMLC_ROLE", "")
         if not started or role not in ("worker", "server", "scheduler") or not _leads(pid) or "PSGC_LAUNCHER" not in env:
             continue
@@ -63,6 +68,23 @@ def members_of(pids: list[int]) -> list[Member]:
     own = {member.process.pid: member.name for member in found}  # what a member starts is none itself
     found = [member for member in found if own.get(_parent(member.process.pid) or 0) != member.name]
     return sorted(found, key=lambda member: (member.role, len(member.name), member.name))
+
+
+def _was_spare(pid: int) -> bool:
+    """Whether it was started to take a dead worker's place, and waits for that or has done so."""
+    try:
+        return MODULE.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+
+
+def _place_taken(pid: int) -> str:
+    """The rank of a process that has taken a dead worker's place; "" while it waits for one."""
+    try:
+        name = Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+    return name.removeprefix(TITLE) if name.startswith(TITLE) else ""
 
 
 def _parent(pid: int) -> int | None:

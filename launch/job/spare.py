@@ -6,17 +6,20 @@ would have made of it. At the end of stdin, without a line, it ends.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
 import runpy
 import signal
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from psgc.codecs import BucketContext, parse_scheme
 from psgc.errors import CodecError
+from psgc.launch.supervision.spares import TITLE
 
 
 def main() -> None:
@@ -46,6 +49,9 @@ def become(task: dict[str, Any]) -> None:
     """Run the worker's command in this process."""
     os.environ.clear()
     os.environ.update(task["env"])
+    if rank := os.environ.get("RANK"):
+        with contextlib.suppress(OSError):
+            Path("/proc/self/comm").write_text(f"{TITLE}{rank}")  # `ps -o comm` and `psgc chaos` read it
     if task["cores"]:
         os.sched_setaffinity(0, task["cores"])
     what, *rest = task["words"]

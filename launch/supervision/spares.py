@@ -14,6 +14,8 @@ from typing import Final
 from psgc.launch.supervision.child import Child
 from psgc.launch.supervision.relay import Relay
 
+MODULE: Final = "psgc.launch.job.spare"  # what a process that waits is started as
+TITLE: Final = "psgc rank "  # what a process calls itself once it has taken a rank's place: what it was started with says nothing of that
 PIPE_BYTES: Final = 1 << 20  # an environment is shorter: writing it waits for nobody
 
 

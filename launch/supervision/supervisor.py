@@ -29,6 +29,7 @@ from psgc.launch.supervision.noting_relay import NotingRelay
 from psgc.launch.supervision.relay import Relay, coloured
 from psgc.launch.supervision.reports import Reports
 from psgc.launch.supervision.spared import Spared
+from psgc.launch.supervision.spares import MODULE as SPARE
 from psgc.launch.supervision.spares import Spares
 from psgc.processes.descriptors import raise_limit
 
@@ -138,8 +139,8 @@ class Supervisor:
         return child
 
     def keep_spares(self, count: int, interpreter: str, env: Mapping[str, str], pass_fds: Iterable[int] = ()) -> None:
-        """Have so many processes (``psgc.launch.job.spare``) wait for workers' places, once everyone has joined, so that the start is nobody's loss."""
-        pass_fds, command = list(pass_fds), [interpreter, "-m", "psgc.launch.job.spare"]
+        """Have so many processes (``spare.py``) wait for workers' places, once everyone has joined, so that the start is nobody's loss."""
+        pass_fds, command = list(pass_fds), [interpreter, "-m", SPARE]
 
         def begin(number: int) -> Child:
             name = f"spare {number}"

@@ -53,6 +53,17 @@ def test_a_worker_that_is_killed_ends_the_job_and_that_is_kept_too(launched: Lau
     assert report["ends"] == "a worker's death ends the job"
 
 
+def test_a_spare_in_a_dead_workers_place_is_a_member_like_any(launched: Launched) -> None:
+    job = [sys.executable, str(Path(JOB[1]).with_name("lost_worker.py")), "400", "none", "0.02"]
+    flags = ("--seed", "1", "--events", "2", "--every", "0.2", "--kinds", "kill", "--roles", "worker", "--result", r"found \w+")
+    status, report, err = chaos(
+        launched, *flags, job=job, run=("--no-prefix", "--workers", "2", "--spares", "1"), PSGC_ON_WORKER_LOSS="wait"
+    )
+    assert status == 0, err
+    assert report["broken"] == []
+    assert [blow["recovered_s"] is not None for blow in report["blows"]] == [True, True]
+
+
 UNSTEADY = """
 import os, sys
 from pathlib import Path

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from psgc.launch.chaos.members import members_of
 from psgc.launch.job.ranks import free_port
 from tests.launch.killing import children
 from tests.launch.test_worker_loss import JOB, SAYS, WAIT
@@ -73,10 +74,14 @@ def train(launched: Any, folder: Path, kills: Sequence[int], launcher: str) -> t
         machine = {"DMLC_ROLE": "scheduler,server,worker", "DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": "1", "DMLC_WORKER_ID": "0", "BYTEPS_LOCAL_SIZE": "2",
                    "BYTEPS_FORCE_DISTRIBUTED": "1", "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(free_port())}  # fmt: skip
         popen = launched.psgc_launch(*command, PSGC_SPARES="1", **machine, **WAIT)
-    said, found, left = set(), set(), list(kills)
+    said, found, left, names = set(), set(), list(kills), dict[int, str]()
     for line in popen.stdout:
         if match := SAYS.match(re.sub(r"^(\[[^]]*\] )*", "", line)):
             said.add((match[2], match[3]))
+            names[int(match[4])] = f"worker {match[1]}"
+            if match[2] in ("12", "25"):
+                here = [member.name for member in members_of([int(match[4])])]
+                assert here in ([], [names[int(match[4])]]), "a spare in a dead worker's place, too; unless it has ended meanwhile"
             if left and match[1] == "1" and int(match[2]) >= left[0]:
                 os.kill(int(match[4]), signal.SIGKILL)
                 left.pop(0)
