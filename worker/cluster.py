@@ -168,7 +168,9 @@ class ClusterSession(SessionWithOutcome):
     @property
     def progress(self) -> Progress:
         network = self._network
-        return Progress({name: network.steps(layout) for name, layout in list(network.membership.layouts.items())}, self._barriers)
+        own = {name: network.steps(layout) for name, layout in list(network.membership.layouts.items())}
+        # What this process has not declared yet itself, having taken another's place, may be used again all the same: by its own successor, too.
+        return Progress({**network.membership.taken, **own}, self._barriers)
 
     def catch_up(self, progress: Progress) -> None:
         self._network.membership.taken.update(progress.steps)
