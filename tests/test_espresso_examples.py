@@ -55,7 +55,9 @@ def test_the_full_model_has_the_tensors_of_the_papers(models: Any, model: str) -
     assert sorted(moved) == sorted(map(id, task.parameters())), "each parameter is moved by one phase"
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    "model", [model if model in ("lstm", "gpt2") else pytest.param(model, marks=pytest.mark.long) for model in MODELS]
+)  # a job each way for each model: two of six for every change
 def test_a_step_by_psgc_without_a_codec_is_ddps(model: str) -> None:
     baseline = train(f"{model}/run_baseline.sh")
     ours = train(f"{model}/run_psgc.sh", CODEC="none")

@@ -22,7 +22,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
 
 
-@pytest.mark.parametrize(("codec", "servers"), [("none", "1"), ("onebit", "2")])
+@pytest.mark.parametrize(("codec", "servers"), [("none", "1"), pytest.param("onebit", "2", marks=pytest.mark.long)])
 def test_ghosts_and_real_workers_get_the_right_sums(codec: str, servers: str) -> None:
     """The script itself checks every element, on both sides."""
     done = run(

@@ -176,6 +176,7 @@ def test_what_a_member_costs_the_scheduler_is_that_of_the_nearest_size_and_a_ser
     assert scale.among(told, 16, {16: 0.003, 64: 0.002}).join.scheduler == 0.003
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_real_jobs_and_real_learners_give_costs_and_are_not_run_again(tmp_path: Path) -> None:
     command = [

@@ -48,6 +48,7 @@ def test_without_a_job_there_are_no_figures_of_one() -> None:
     assert "nan" not in subprocess.run(command, check=True, capture_output=True, text=True, timeout=240).stdout
 
 
+@pytest.mark.long
 def test_jobs_with_and_without_backup_end_with_equal_parameters_on_all_ranks() -> None:
     command = [
         sys.executable,

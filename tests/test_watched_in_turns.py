@@ -12,6 +12,7 @@ from tests.benchmark_scripts import FOLDER
 from tests.ports import free_base
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_both_jobs_take_turns_and_every_endpoint_is_read() -> None:
     """An endpoint that does not answer ends it with an error."""

@@ -35,6 +35,7 @@ def test_a_job_keeps_its_promises_whatever_happens_to_its_services(launched: Lau
     assert sum(found["count"] for found in report["recovery"].values()) >= 3
 
 
+@pytest.mark.long
 def test_a_job_that_ends_by_its_policy_is_one_that_keeps_it(launched: Launched) -> None:
     status, report, err = chaos(
         launched, "--seed", "1", "--events", "3", "--every", "0.2", "--kinds", "kill", "--roles", "server", job=[*JOB, "300", "none", "optimizer", "0.01"],
@@ -53,6 +54,8 @@ def test_a_worker_that_is_killed_ends_the_job_and_that_is_kept_too(launched: Lau
     assert report["ends"] == "a worker's death ends the job"
 
 
+@pytest.mark.long
+@pytest.mark.timeout(600)
 def test_a_spare_in_a_dead_workers_place_is_a_member_like_any(launched: Launched) -> None:
     job = [sys.executable, str(Path(JOB[1]).with_name("lost_worker.py")), "400", "none", "0.02"]
     flags = ("--seed", "1", "--events", "2", "--every", "0.2", "--kinds", "kill", "--roles", "worker", "--result", r"found \w+")
