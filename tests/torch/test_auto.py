@@ -173,6 +173,25 @@ def test_parameters_of_several_groups_may_be_planned_together(ranks: Any, slow: 
     assert "auto, step 9: trying plan" in caplog.text
 
 
+def test_where_gradients_have_several_dtypes_it_looks_for_no_plan(ranks: Any, slow: Slow, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "psgc.run")
+
+    def work(rank: int) -> None:
+        model = seeded(lambda: nn.Linear(64, 256))
+        model.register_parameter("scale", nn.Parameter(torch.ones(256, dtype=torch.bfloat16)))
+        optimizer: Any = psgc.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters(), compression="auto"
+        )
+        for step in range(20):
+            slow.step(optimizer._psgc_gradients.exchange)
+            optimizer.zero_grad()
+            (model(batch(rank, step, 64)) * model.scale.float()).square().mean().backward()
+            optimizer.step()
+
+    ranks.run(2, work, min_compress_bytes=0)
+    assert "auto, step 9: trying int4" in caplog.text and not re.search(r"trying plan|\bplan \d", caplog.text)
+
+
 def test_a_fast_job_comes_to_coarse_codecs_in_stages(ranks: Any, slow: Slow, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "psgc.run")
 
