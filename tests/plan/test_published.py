@@ -19,7 +19,7 @@ HERE = pytest.mark.skipif(TRACES is None, reason="the artefact's traces are not 
 
 def problem_of(model: str, codec: str, bed: str) -> Problem:
     profile = replace(load_profile(f"{TRACES}/{model}.csv"), codecs=V100_CODECS)
-    costs = replace(codec_costs(codec, profile, 64), bytes_per_element=BYTES[codec])
+    costs = replace(codec_costs(codec, profile, 64), bytes_per_element=BYTES[codec], pull_bytes_per_element=None)
     return Problem(profile, load_cluster(bed), costs)
 
 
