@@ -28,7 +28,7 @@ class Continuity:
     Raises PsgcError for a journal that cannot be read, or is another job's."""
 
     def __init__(self, config: Config, again: bool) -> None:
-        self._config, self._token = config, config.token
+        self._config, self._tokens = config, config.tokens
         self._journal = _journal_of(config)
         self.again, self.follows = again, False
         self.records: list[Record] = []
@@ -59,13 +59,14 @@ class Continuity:
                 f"scheduler: the journal {journal.name} is {found}; this is job {config.job} with {config.nodes} nodes and {config.servers} servers, "
                 f"psgc {__version__}; remove it if that job is over, or name another file (PSGC_JOURNAL)"
             )
-        sealed = began.sealed
-        known = began.digest
+        seals = began.seals
         for record in records:
             if isinstance(record, Sealed):
-                sealed, known = record.sealed, record.digest
-        token = next((token for token in (*reversed(config.tokens), "") if digest(config.job, token) == known), None)
-        if token is None or (not token and config.tokens):
+                seals = record.seals
+        token, sealed = next(
+            ((token, seals[of]) for token in config.tokens or ("",) if (of := digest(config.job, token)) in seals), ("", "")
+        )
+        if not sealed:
             raise PsgcError(f"scheduler: the journal {journal.name} is {found}, but its PSGC_TOKEN was another; set the same, or remove it")
         self.follows, self.again = True, began.again
         if any(isinstance(record, Complete) for record in records):
@@ -78,11 +79,10 @@ class Continuity:
         if self._journal is not None and self._journal.grown:
             self.grown_to(everything())
 
-    def rekey(self, token: str) -> None:
-        """The job has another token from now on."""
-        self._token = token
-        began = self._began()
-        self._guarded(lambda journal: journal.append([Sealed(began.digest, began.sealed)]))
+    def rekey(self, tokens: tuple[str, ...]) -> None:
+        """The job accepts these tokens from now on; another process may know only one of them."""
+        self._tokens = tokens
+        self._guarded(lambda journal: journal.append([Sealed(self._seals())]))
 
     def grown_to(self, records: Iterable[Record]) -> None:
         """Write the journal anew."""
@@ -97,8 +97,11 @@ class Continuity:
 
     def _began(self) -> Began:
         config = self._config
-        sealed = seal(config.job, self._token, self.data_key, secrets.token_bytes(SALT_BYTES))
-        return Began(config.job, __version__, config.nodes, config.servers, digest(config.job, self._token), sealed, self.again)
+        return Began(config.job, __version__, config.nodes, config.servers, self._seals(), self.again)
+
+    def _seals(self) -> dict[str, str]:
+        job = self._config.job
+        return {digest(job, token): seal(job, token, self.data_key, secrets.token_bytes(SALT_BYTES)) for token in self._tokens or ("",)}
 
     def _guarded(self, write: Callable[[Journal], None]) -> None:
         """A disk that is full ends no job: the journal is given up, and nobody takes up what is old."""

@@ -134,10 +134,10 @@ class _Loop:
         return self._end.status
 
     def _look_at_tokens(self) -> None:
-        """Take what PSGC_TOKEN_FILE has now; the journal is sealed by it before anybody can have come under it."""
+        """Take what PSGC_TOKEN_FILE has now; the journal is sealed by all of it before anybody can have come under it."""
         if self._keys is None or not self._keys.read_again():
             return
-        self._continuity.rekey(self._keys.token)
+        self._continuity.rekey(self._keys.tokens)
         again = self._router.rekey()
         more = "; members connect again under the oldest of them" if again else ""
         logger.info("the job's tokens have changed: %d are accepted now%s", len(self._keys.tokens), more)

@@ -16,24 +16,23 @@ from psgc.wire.messages import Register, parse_record, plain
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """Whose journal this is. digest: of the token, by the slow derivation that also protects the control connections; sealed: the key of the job's payload
-    connections, under the token (``sealing.py``). again: this process had served another job before, and no worker may begin one."""
+    """Whose journal this is. seals: for each token that the job accepts, its digest, by the slow derivation that also protects the control connections, and
+    the key of the job's payload connections under it (``sealing.py``); a job without a token has one, whose digest is empty. again: this process had served
+    another job before, and no worker may begin one."""
 
     job: int
     version: str
     nodes: int
     servers: int
-    digest: str
-    sealed: str
+    seals: dict[str, str]
     again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """The job has another token from now on: see ``Began``."""
+    """The job has other tokens from now on: see ``Began``."""
 
-    digest: str
-    sealed: str
+    seals: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)

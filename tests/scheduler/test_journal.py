@@ -185,19 +185,29 @@ def test_a_journal_of_another_job_is_refused_in_a_line(fds: list[int], other: di
     assert "\n" not in str(raised.value)
 
 
-def test_a_journal_is_taken_up_under_any_token_that_the_job_has_now_and_is_sealed_by_the_oldest(fds: list[int]) -> None:
+def test_a_journal_is_sealed_by_every_token_that_the_job_accepts_and_is_taken_up_under_any_of_them(fds: list[int]) -> None:
     first = complete(fds)
-    while_both = Continuity(config(fds, newer_tokens=("newest",)), False)
-    assert while_both.data_key == first.data_key
-    while_both.rekey("newest")
+    with pytest.raises(PsgcError, match="PSGC_TOKEN was another"):
+        Continuity(config(fds, token="newest"), False)
+    first.rekey(("newest", TOKEN))
+    for tokens in ({}, {"token": "newest"}, {"newer_tokens": ("newest",)}, {"token": "newest", "newer_tokens": ("newer still",)}):
+        again = Continuity(config(fds, **tokens), False)
+        assert (again.records, again.data_key) == (RECORDS, first.data_key)
+    again.grown_to(RECORDS)  # by the process that follows, which knows "newest" and a newer one
+    assert Continuity(config(fds, token="newer still"), False).data_key == first.data_key
     with pytest.raises(PsgcError, match="PSGC_TOKEN was another"):
         Continuity(config(fds), False)
-    alone = Continuity(config(fds, token="newest"), False)
-    assert (alone.records, alone.data_key) == (RECORDS, first.data_key)
-    alone.grown_to(RECORDS)
-    assert Continuity(config(fds, token=TOKEN, newer_tokens=("newest",)), False).data_key == first.data_key, (
-        "the scheduler died before it sealed it anew"
-    )
+
+
+def test_whoever_has_only_a_token_that_was_removed_cannot_take_a_journal_up(fds: list[int]) -> None:
+    first = complete(fds)
+    first.rekey(("newest", TOKEN))
+    first.rekey(("newest",))
+    with pytest.raises(PsgcError, match="PSGC_TOKEN was another"):
+        Continuity(config(fds), False)
+    with pytest.raises(PsgcError, match="PSGC_TOKEN was another"):
+        Continuity(config(fds, token=""), False)
+    assert Continuity(config(fds, token="newest"), False).data_key == first.data_key
 
 
 def test_a_job_that_was_not_complete_begins_anew(fds: list[int]) -> None:
