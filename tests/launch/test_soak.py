@@ -1,9 +1,13 @@
-"""Nothing grows while servers die again and again: descriptors, threads, shared segments and memory of every process that stays, and of those that follow."""
+"""Nothing grows while servers and schedulers die again and again: descriptors, threads, shared segments and memory of every process that stays, and of those
+that follow."""
 
 from __future__ import annotations
 
 import random
+import subprocess
 import sys
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +16,7 @@ import pytest
 from tests.launch.killing import Victims, children
 
 JOBS = Path(__file__).parent.parent / "jobs"
+STEPS, EVERY, DEATHS = "100000", 1000, 98
 ALLOWED_BYTES = 8 << 20  # allocators keep a little more as they please
 
 
@@ -29,32 +34,51 @@ def taken(pid: int) -> Taken:
     return Taken(len(list((root / "fd").iterdir())), len(list((root / "task").iterdir())), len(maps), resident)
 
 
+def started(launched: Any, command: Sequence[str]) -> tuple[subprocess.Popen[str], list[str]]:
+    """A launcher, and what it and the job complain of, which grows: a pipe that nobody reads would stop them."""
+    popen: subprocess.Popen[str] = launched.psgc(*command)
+    complaints: list[str] = []
+    assert popen.stderr is not None
+    threading.Thread(target=complaints.extend, args=(popen.stderr,), daemon=True).start()
+    return popen, complaints
+
+
+def ended(popen: subprocess.Popen[str], complaints: list[str]) -> list[str]:
+    """What the ranks found, once the job has ended as it should."""
+    assert popen.stdout is not None
+    with popen:
+        found = sorted(line for line in popen.stdout if "found" in line)
+        status = popen.wait()
+    assert status == 0, "".join(complaints[-20:])
+    return found
+
+
 @pytest.mark.long
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize(
-    "job", [["lost_server.py", "1000000", "onebit", "optimizer", "0.002"], ["lost_weights.py", "rounds", "1000000", "0.002"]]
-)
-def test_nothing_grows_while_servers_die_again_and_again(launched: Any, job: list[str]) -> None:
+@pytest.mark.timeout(3 * 3600)
+@pytest.mark.parametrize("job", [["lost_server.py", STEPS, "onebit", "optimizer", "0"], ["lost_weights.py", "rounds", STEPS, "0"]])
+def test_nothing_grows_and_every_loss_stays_while_services_die_again_and_again(launched: Any, job: list[str]) -> None:
     script, *arguments = job
-    options = ("--no-prefix", "--workers", "2", "--servers", "2")
-    popen = launched.psgc("run", *options, "--", sys.executable, str(JOBS / script), *arguments)
+    command = ("run", "--no-prefix", "--workers", "2", "--servers", "2", "--", sys.executable, str(JOBS / script), *arguments)
+    popen, complaints = started(launched, command)
     launched.read_until(popen, "step")
-    victims, rng, found = Victims(popen, 2, 2), random.Random(1), []
+    victims, rng, found = Victims(popen, 2, 2, roles=("server", "scheduler")), random.Random(1), []
     staying = [popen.pid, *sorted(victims.others)]
-    for kills in range(1, 41):
-        for _ in range(400):  # of both workers; more than four deaths a minute without a step between end the job
+    for kills in range(1, DEATHS + 1):
+        for _ in range(2 * EVERY):  # of both workers; more than four deaths a minute without a step between end the job
             launched.read_until(popen, "step")
-        if kills in (8, 40):
+        if kills in (8, DEATHS):
             followers = [taken(pid) for pid in children(popen) if pid not in victims.others]
             found.append(({pid: taken(pid) for pid in staying}, followers))
         victims.kill_one(rng)
-    popen.terminate()
-    launched.end(popen)
+    out = ended(popen, complaints)
     (early, early_followers), (late, late_followers) = found
+    print(f"{job[0]}, after 8 and after {DEATHS} deaths:\n{early}\n{late}\n{early_followers}\n{late_followers}")
     for pid, before in early.items():
         same(before, late[pid], f"process {pid}")
     for before, after in zip(sorted(early_followers), sorted(late_followers), strict=True):
-        same(before, after, "a server that follows")
+        same(before, after, "a process that follows")
+    expected = ended(*started(launched, command))
+    assert len(expected) == 2 and out == expected
 
 
 def same(before: Taken, after: Taken, whose: str) -> None:
