@@ -12,12 +12,12 @@ happen.
 
 from __future__ import annotations
 
-import pickle
 from collections import Counter, deque
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass
-from enum import Enum
-from typing import Any
+from collections.abc import Iterator, MutableMapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from pieces import Numbers, Pieces, Shown
 
 from psgc.errors import RemoteProtocolError
 from psgc.layout import Declaration, TensorSpec, build_layout
@@ -89,9 +89,11 @@ class Worker:
 
 @dataclass
 class State:
-    workers: list[Worker]
-    servers: list[Server]
-    lines: dict[tuple[int, int], Line]
+    """lines: by rank and server."""
+
+    workers: MutableMapping[int, Worker]
+    servers: MutableMapping[int, Server]
+    lines: MutableMapping[tuple[int, int], Line]
     deaths: Deaths
 
 
@@ -117,7 +119,7 @@ def _server(index: int, kept: Kept | None) -> ServerState:
 def first(deaths: Deaths) -> State:
     """All connections are there and greeted, and nobody has begun."""
     state = State(
-        [Worker(_client(rank, 1, 0)) for rank in RANKS], [Server(_server(index, None), Kept(None), {}) for index in SERVERS],
+        {rank: Worker(_client(rank, 1, 0)) for rank in RANKS}, {index: Server(_server(index, None), Kept(None), {}) for index in SERVERS},
         {(rank, index): Line() for rank in RANKS for index in SERVERS}, deaths,
     )  # fmt: skip
     for rank in RANKS:
@@ -272,7 +274,7 @@ Name = tuple[Any, ...]
 
 def possible(state: State) -> Iterator[Name]:
     """Names of all that may happen next."""
-    for rank, worker in enumerate(state.workers):
+    for rank, worker in state.workers.items():
         other = state.workers[1 - rank]
         if not worker.alive:
             yield "worker follows", rank
@@ -283,7 +285,7 @@ def possible(state: State) -> Iterator[Name]:
             yield "take state", rank
         if state.deaths.workers and worker.has_state and other.alive and other.has_state and not (worker.done or other.done):
             yield "worker dies", rank
-        for index, server in enumerate(state.servers):
+        for index, server in state.servers.items():
             line = state.lines[rank, index]
             if line.up and line.to_worker:
                 yield "answer", rank, index
@@ -294,7 +296,7 @@ def possible(state: State) -> Iterator[Name]:
     for (rank, index), line in state.lines.items():
         if line.heard and line.to_server:
             yield "hear", rank, index
-    for index, server in enumerate(state.servers):
+    for index, server in state.servers.items():
         if server.state is None:
             yield "server follows", index
         elif server.folding is not None:
@@ -310,59 +312,108 @@ def enough(state: State, names: list[Name]) -> list[Name]:
     nothing any more, all that may come before something else of that server is in the names that are its own; the rest may as well come later. And what has
     been sent to a worker over a connection that cannot break any more may as well come at once. Not while workers may die, which concerns both servers.
     """
-    if state.deaths.workers or not all(worker.alive and worker.has_state for worker in state.workers):
+    if state.deaths.workers or not all(worker.alive and worker.has_state for worker in state.workers.values()):
         return names
     for index, key in KEYS.items():
         heard = [name for name in names if name[0] == "answer" and name[-1] == index]
         if heard and not state.deaths.servers[index] and all(state.lines[rank, index].heard for rank in RANKS):
             return heard[:1]  # nothing can take it away any more, and it disturbs nobody
-        if all(worker.began == STEPS or worker.client.parts[key].phase is not Phase.IDLE for worker in state.workers):
+        if all(worker.began == STEPS or worker.client.parts[key].phase is not Phase.IDLE for worker in state.workers.values()):
             own = [name for name in names if name[0] != "submit" and name[-1] == index]
             if own:
                 return own
     return names
 
 
-def after(packed: bytes, name: Name) -> Iterator[State]:
-    """The states that follow: one, and those in which the server ends in the middle."""
-    state: State = pickle.loads(packed)
+class Packed(NamedTuple):
+    """A state: the numbers of its pieces, of which WORKERS, ALL_SERVERS and LINES say the places."""
+
+    numbers: Numbers
+    deaths: Deaths
+
+
+WORKERS = {rank: rank for rank in RANKS}
+ALL_SERVERS = {index: len(RANKS) + index for index in SERVERS}
+LINES = {(rank, index): len(RANKS) + len(SERVERS) + rank * len(SERVERS) + index for rank in RANKS for index in SERVERS}
+
+
+def packed_first(pieces: Pieces, state: State) -> Packed:
+    every = {
+        **{WORKERS[rank]: worker for rank, worker in state.workers.items()},
+        **{ALL_SERVERS[index]: server for index, server in state.servers.items()},
+    }
+    every.update((LINES[between], line) for between, line in state.lines.items())
+    return Packed(tuple(pieces.number(every[place]) for place in range(len(every))), state.deaths)
+
+
+def shown(pieces: Pieces, packed: Packed, own: dict[int, Any] | None = None) -> State:
+    """own: where pieces go that are taken from it to be changed; None: it is to look at."""
+    return State(*(Shown(pieces, places, packed.numbers, own) for places in (WORKERS, ALL_SERVERS, LINES)), packed.deaths)  # type: ignore[arg-type]
+
+
+def touched(name: Name) -> tuple[int, ...]:
+    """The places of all pieces that what has this name may look at or change."""
     what, *arguments = name
-    if what in ("hear", "fold"):
+    if what in ("hear", "fold", "server follows", "server dies"):
         index = arguments[-1]
-        effects = hear(state, *arguments) if what == "hear" else fold(state, index)
-        if state.deaths.servers[index]:
-            for most in range(1, len(effects)):
-                half: State = pickle.loads(packed)
-                again = hear(half, *arguments) if what == "hear" else fold(half, index)
-                server_does(half, index, again, most)
-                server_dies(half, index)
-                yield half
-        server_does(state, index, effects, len(effects))
-    elif what == "server follows":
-        state.servers[arguments[0]].state = _server(arguments[0], state.servers[arguments[0]].kept)
-    else:
-        {
-            "worker follows": worker_follows, "submit": submit, "take state": take_state, "worker dies": worker_dies, "answer": answer,
-            "notice": notice, "connect": connect, "server dies": server_dies,
-        }[what](state, *arguments)  # fmt: skip
-    yield state
+        return ALL_SERVERS[index], *(LINES[rank, index] for rank in RANKS)
+    rank = arguments[0]
+    own = (WORKERS[rank], *(LINES[rank, index] for index in SERVERS))
+    if what == "take state":
+        return *own, WORKERS[1 - rank]
+    return own if len(arguments) < 2 else (*own, ALL_SERVERS[arguments[1]])
 
 
-def frozen(value: Any) -> Any:
-    """The same for states that are the same, whatever became of them in between."""
-    if isinstance(value, Header):
-        return tuple(value)
-    if isinstance(value, Enum | str | bytes | int | float | None.__class__):
-        return value
-    if isinstance(value, dict):
-        return frozenset((frozen(key), frozen(each)) for key, each in value.items())
-    if isinstance(value, set | frozenset):
-        return frozenset(map(frozen, value))
-    if isinstance(value, list | tuple | deque | range):
-        return tuple(map(frozen, value))
-    if is_dataclass(value):
-        return (type(value).__name__, *(frozen(getattr(value, field.name)) for field in fields(value) if field.name not in LEFT_OUT))
-    return (type(value).__name__, frozen({name: each for name, each in vars(value).items() if name not in LEFT_OUT}))
+Changes = tuple[dict[int, int], Deaths]
+
+
+class After:
+    """What follows from what, each known once: what happens depends on the pieces that it touches alone, and states share most of theirs."""
+
+    def __init__(self, pieces: Pieces) -> None:
+        self._pieces = pieces
+        self._known: dict[Any, list[Changes]] = {}
+
+    def __call__(self, packed: Packed, name: Name) -> Iterator[Packed]:
+        """The states that follow: one, and those in which the server ends in the middle."""
+        places = touched(name)
+        of = (name, packed.deaths, *(packed.numbers[place] for place in places))
+        changes = self._known.get(of)
+        if changes is None:
+            changes = self._known[of] = list(self._changes(packed, name, set(places)))
+        for pieces, deaths in changes:
+            yield Packed(tuple(pieces.get(place, number) for place, number in enumerate(packed.numbers)), deaths)
+
+    def _changes(self, packed: Packed, name: Name, places: set[int]) -> Iterator[Changes]:
+        def again() -> tuple[State, dict[int, Any]]:
+            own: dict[int, Any] = {}
+            return shown(self._pieces, packed, own), own
+
+        def changed(state: State, own: dict[int, Any]) -> Changes:
+            if not own.keys() <= places:
+                raise RuntimeError(f"{name} touches {sorted(own)}, and was said to touch {sorted(places)}")
+            return {place: self._pieces.number(piece) for place, piece in own.items()}, state.deaths
+
+        state, own = again()
+        what, *arguments = name
+        if what in ("hear", "fold"):
+            index = arguments[-1]
+            effects = hear(state, *arguments) if what == "hear" else fold(state, index)
+            if state.deaths.servers[index]:
+                for most in range(1, len(effects)):
+                    half, of_half = again()
+                    server_does(half, index, hear(half, *arguments) if what == "hear" else fold(half, index), most)
+                    server_dies(half, index)
+                    yield changed(half, of_half)
+            server_does(state, index, effects, len(effects))
+        elif what == "server follows":
+            state.servers[arguments[0]].state = _server(arguments[0], state.servers[arguments[0]].kept)
+        else:
+            {
+                "worker follows": worker_follows, "submit": submit, "take state": take_state, "worker dies": worker_dies, "answer": answer,
+                "notice": notice, "connect": connect, "server dies": server_dies,
+            }[what](state, *arguments)  # fmt: skip
+        yield changed(state, own)
 
 
 LEFT_OUT = frozenset(
@@ -381,16 +432,20 @@ class Explored:
 def explore(deaths: Deaths, most: int = 10**9, reduce: bool = True) -> Explored:
     """Visit every state, but for those that differ only in the order of what does not depend on each other (``enough``, unless ``reduce`` is False). most: of
     them. Raises WrongError with what led to one that must not be."""
-    found = Explored(names=Counter())
-    begin = first(deaths)
-    seen = {hash(frozen(begin))}
-    stack: list[tuple[bytes, tuple[Any, ...]]] = [(pickle.dumps(begin), ())]
+    found, pieces = Explored(names=Counter()), Pieces(LEFT_OUT)
+
+    def known(packed: Packed) -> int:
+        return hash((pieces.kinds(packed.numbers), packed.deaths))
+
+    after, begin = After(pieces), packed_first(pieces, first(deaths))
+    seen = {known(begin)}
+    stack: list[tuple[Packed, tuple[Any, ...]]] = [(begin, ())]
     while stack and found.states < most:
         packed, path = stack.pop()
-        state: State = pickle.loads(packed)
+        state = shown(pieces, packed)
         found.states += 1
         names = list(possible(state))
-        if all(worker.alive and worker.done for worker in state.workers):
+        if all(worker.alive and worker.done for worker in state.workers.values()):
             found.ends += 1
         elif not names:
             raise WrongError(f"nobody goes on after {told(path)}")
@@ -399,10 +454,9 @@ def explore(deaths: Deaths, most: int = 10**9, reduce: bool = True) -> Explored:
                 for following in after(packed, name):
                     found.transitions += 1
                     found.names[name[0]] += 1
-                    known = hash(frozen(following))
-                    if known not in seen:
-                        seen.add(known)
-                        stack.append((pickle.dumps(following), (name, path)))
+                    if (one := known(following)) not in seen:
+                        seen.add(one)
+                        stack.append((following, (name, path)))
             except (WrongError, RemoteProtocolError, AssertionError, KeyError) as error:
                 raise WrongError(f"{type(error).__name__}: {error} after {told((name, path))}") from error
     return found
