@@ -74,6 +74,33 @@ def test_one_learner_that_waits_does_what_diloco_does(alone: None, start: Start,
         torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
 
 
+def moved_by(own: nn.Module, change: float) -> None:
+    with torch.no_grad():
+        for parameter in own.parameters():
+            parameter.add_(change)
+
+
+def test_how_a_16_bit_learner_rounds_the_syncers_values_is_no_progress(alone: None, start: Start) -> None:
+    syncer, at = start("add")
+    narrow = nn.Linear(2, 2).bfloat16()
+    nn.init.ones_(narrow.weight), nn.init.ones_(narrow.bias)
+    wide = nn.Linear(2, 2)
+    narrow_learner = psgc.Decoupled(narrow, torch.optim.SGD(narrow.parameters(), lr=0.1), every=1, at=at, name="narrow", delay=None)
+    wide_learner = psgc.Decoupled(wide, torch.optim.SGD(wide.parameters(), lr=0.1), every=1, at=at, name="wide", delay=None)
+    part, grain = narrow_learner._parts[0], 2**-7  # of bfloat16, from 1 to 2
+    moved_by(wide, 0.3 * grain)
+    wide_learner._leave(wide_learner._parts[0])
+    wide_learner._take(wide_learner._parts[0], wait=True)
+    for _ in range(5):
+        moved_by(narrow, grain)
+        narrow_learner._leave(part)
+        moved_by(narrow, grain)  # while the answer is on its way
+        narrow_learner._take(part, wait=True)
+    narrow_learner.finish()
+    assert syncer._values.fragments[0] == pytest.approx(1 + 10.3 * grain, abs=1e-6)
+    wide_learner.finish()
+
+
 def test_what_has_not_moved_is_not_pushed_again(alone: None, start: Start) -> None:
     syncer, at = start("delayed:learners=1")
     own = model()

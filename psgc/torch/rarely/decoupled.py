@@ -293,12 +293,9 @@ class _Part:
             pull.decode(payload, self.numel, lo, hi, values[lo:hi])
         since = self._flat.read()
         since -= self.base
-        if since.any():
-            since += values
-            self._flat.write(since)
-            self.base = values
-        else:
-            self.base = self._flat.write(values)
+        values += since
+        self.base = self._flat.write(values)
+        self.base -= since  # so that what is left of the next progress is this, and not how the dtype rounds
         self.under_way = False
 
 
