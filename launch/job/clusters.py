@@ -35,7 +35,8 @@ class Found:
 
 
 def completed(env: Mapping[str, str], hostname: str) -> Found:
-    """The DMLC_* variables that ``env`` lacks, from Slurm's or Kubernetes'. Raises ConfigError for a step that starts several tasks a node."""
+    """The DMLC_* variables that ``env`` lacks, from Slurm's or Kubernetes'. Raises ConfigError for a step that starts several tasks a
+    node, and for numbers that are none."""
     found = Found({})
     if not _set(env, "DMLC_NUM_WORKER"):
         if _set(env, "SLURM_STEP_ID", "SLURM_STEPID"):
@@ -50,8 +51,8 @@ def completed(env: Mapping[str, str], hostname: str) -> Found:
 
 
 def _slurm(env: Mapping[str, str]) -> Found:
-    nodes = int(_first(env, "SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES") or "1")
-    tasks = int(_first(env, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") or nodes)
+    nodes = _number(env, "SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES") or 1
+    tasks = _number(env, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") or nodes
     if tasks > nodes:
         raise ConfigError(
             f"Slurm's step has {tasks} tasks on {nodes} node(s): start one psgc-launch on each node, `srun --ntasks-per-node=1 psgc-launch ...`; it "
@@ -66,7 +67,7 @@ def _slurm(env: Mapping[str, str]) -> Found:
     port = FREE_PORTS.start + number % (len(FREE_PORTS) - 1)
     return Found(
         {
-            **_together(env, nodes, int(_first(env, "SLURM_NODEID") or "0"), hosts[0] if hosts else "", port),
+            **_together(env, nodes, _number(env, "SLURM_NODEID") or 0, hosts[0] if hosts else "", port),
             "PSGC_JOB": str(number + 1 + (int(requeued) << RUN_SHIFT if requeued.isdigit() else 0)),
         },
         "Slurm",
@@ -77,10 +78,10 @@ def _pytorch_job(env: Mapping[str, str], hostname: str) -> Found:
     """Pods of Kubeflow's PyTorchJob: one for each node, and none is started by torchrun."""
     if _set(env, "LOCAL_RANK"):
         return Found({})
-    nodes, node = int(env["WORLD_SIZE"]), int(env["RANK"])
+    nodes, node = _number(env, "WORLD_SIZE") or 0, _number(env, "RANK") or 0
     # The first pod may be told that the master is at localhost; its own name is what the others are told.
     host = hostname if node == 0 and is_loopback(env["MASTER_ADDR"].strip()) else env["MASTER_ADDR"].strip()
-    settings = _together(env, nodes, node, host, int(_first(env, "MASTER_PORT") or "23456") + 1)
+    settings = _together(env, nodes, node, host, (_number(env, "MASTER_PORT") or 23456) + 1)
     return Found(settings, "Kubernetes (PyTorchJob)", NAMES)
 
 
@@ -121,7 +122,7 @@ def _together(env: Mapping[str, str], nodes: int, node: int, host: str, port: in
     joint = JOINT if servers.get("PSGC_LOCAL_SERVERS") != "0" else "worker"
     return {
         "DMLC_ROLE": f"scheduler,{joint}" if here else joint, "DMLC_NUM_WORKER": str(nodes), "DMLC_WORKER_ID": str(node),
-        "DMLC_NUM_SERVER": str(nodes * int(_first(env, "PSGC_LOCAL_SERVERS") or max(1, named(env)))), "DMLC_PS_ROOT_PORT": str(port),
+        "DMLC_NUM_SERVER": str(nodes * (max(1, named(env)) if (own := _number(env, "PSGC_LOCAL_SERVERS")) is None else own)), "DMLC_PS_ROOT_PORT": str(port),
         **({"DMLC_PS_ROOT_URI": host} if host else {}), **({} if joint == "worker" else servers),
     }  # fmt: skip
 
@@ -158,6 +159,14 @@ def _role(env: Mapping[str, str]) -> str:
 
 def _set(env: Mapping[str, str], *names: str) -> bool:
     return bool(_first(env, *names))
+
+
+def _number(env: Mapping[str, str], *names: str) -> int | None:
+    """The first of these that is set; None if none is. Raises ConfigError for what is no number."""
+    name = next((name for name in names if _set(env, name)), "")
+    if name and not env[name].strip().isdigit():
+        raise ConfigError(f"{name}={env[name]!r}: expected a number, 0 or more")
+    return int(env[name]) if name else None
 
 
 def _first(env: Mapping[str, str], *names: str) -> str:

@@ -28,7 +28,7 @@ from psgc.launch.job.bpslaunch import AS_BYTEPS
 from psgc.launch.job.checks import canonical, check_codec_or_plan, check_job
 from psgc.launch.job.hostfile import Host
 from psgc.launch.job.interpreter import spares_of, words_of
-from psgc.launch.job.lost_hosts import LostHosts, check_reserve, fits
+from psgc.launch.job.lost_hosts import LostHosts, check_reserve, smallest
 from psgc.launch.job.placing import Place
 from psgc.launch.job.planned import PLAN, inside_of, plan_here, plan_told
 from psgc.launch.job.remote import LIVES
@@ -309,8 +309,10 @@ class _Watch:
 
     def _follow(self, place: Place) -> None:
         """Have a spare host take a lost one's place."""
-        remote = next((remote for remote in self._remotes if remote.waits and fits(remote.place, place)), None)
-        if remote is not None:
+        waiting = [remote for remote in self._remotes if remote.waits]
+        spare = smallest((remote.place for remote in waiting), place)
+        if spare is not None:
+            remote = next(remote for remote in waiting if remote.place is spare)
             remote.place, more = self._lost_hosts.taken(remote.place, place)
             remote.follows = True
             self._supervisor.say(f"{remote.name} takes the place of {place.host.name} (node {place.node})")

@@ -6,6 +6,7 @@ ends by itself, PSGC_DEAD_S after the launcher's last sign of life. No other hos
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -47,7 +48,13 @@ class LostHosts:
             return None
         if self.config.on_worker_loss == "stop":
             return "a worker's death ends the job (PSGC_ON_WORKER_LOSS)"
-        if sum(fits(one, place) for one in reserve) > len(self.places):
+        free = list(reserve)
+        for each in sorted((place, *(lost for _, lost in self.places)), key=lambda each: -each.workers):
+            spare = smallest(free, each)
+            if spare is None:
+                break
+            free.remove(spare)
+        else:
             return None
         return "no spare host can take its place (`spare HOST` in the hosts' file)"
 
@@ -70,6 +77,11 @@ class LostHosts:
         count = self._followed[place.node] = self._followed.get(place.node, 0) + 1
         own = replace(place, host=spare.host, servers=0, first_server=0, scheduler=False)
         return own, {"PSGC_INCARNATION": str(1 + count * NUMBERS_A_HOST)}
+
+
+def smallest(reserve: Iterable[Place], place: Place) -> Place | None:
+    """The spare host that takes the place: the one with least room that fits, so that larger ones are left for larger places."""
+    return min((one for one in reserve if fits(one, place)), key=lambda one: one.host.slots or math.inf, default=None)
 
 
 def fits(spare: Place, place: Place) -> bool:

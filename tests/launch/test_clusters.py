@@ -45,6 +45,17 @@ def test_slurm_gives_every_node_its_part() -> None:
         completed({**SLURM, "SLURM_STEP_NUM_TASKS": "8"}, "gpu01")
 
 
+@pytest.mark.parametrize(("env", "name"), [
+    ({**SLURM, "PSGC_LOCAL_SERVERS": "two"}, "PSGC_LOCAL_SERVERS"),
+    ({**SLURM, "SLURM_NODEID": "-1"}, "SLURM_NODEID"),
+    ({**POD, "MASTER_ADDR": "job-master-0", "WORLD_SIZE": "4 pods", "RANK": "0"}, "WORLD_SIZE"),
+    ({**POD, "MASTER_ADDR": "job-master-0", "WORLD_SIZE": "4", "RANK": "0", "MASTER_PORT": "http"}, "MASTER_PORT"),
+])  # fmt: skip
+def test_what_is_no_number_is_named_in_a_line(env: dict[str, str], name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{name}='{env[name]}': expected a number, 0 or more"):
+        completed(env, "host-0")
+
+
 def test_what_slurm_starts_again_is_another_job_at_the_same_address() -> None:
     """Members of the run before it that live on cannot join it."""
     first, again = (completed({**SLURM, **more}, "n4").settings for more in ({}, {"SLURM_RESTART_COUNT": "1"}))

@@ -10,7 +10,7 @@ import pytest
 
 from psgc.config import Config
 from psgc.launch.job.hostfile import Host
-from psgc.launch.job.lost_hosts import LostHosts, check_reserve, fits
+from psgc.launch.job.lost_hosts import LostHosts, check_reserve, fits, smallest
 from psgc.launch.job.placing import Place
 from psgc.launch.job.remote import Lines, await_order
 
@@ -64,6 +64,23 @@ def test_a_spare_host_is_promised_to_one_lost_host_only() -> None:
     losses.lost(BOTH, 0.0)
     assert losses.ends(WORKERS, [SPARE]) is not None
     assert losses.ends(WORKERS, [SPARE, SPARE]) is None
+
+
+@pytest.mark.parametrize("order", [[0, 1], [1, 0]])
+def test_large_spare_hosts_are_kept_for_large_places(order: list[int]) -> None:
+    small, large = Place(Host("b2"), 1, 2), Place(Host("a8"), 2, 8)
+    anything, eight, two = (Place(Host(name, slots, spare=True), spare=True) for name, slots in (("any", 0), ("s8", 8), ("s2", 2)))
+    assert smallest([anything, eight, two], small) is two
+    assert smallest([anything, eight, two], large) is eight
+    assert smallest([anything, two], large) is anything
+    assert smallest([two], large) is None
+    lost, later = ((small, large)[number] for number in order)
+    losses = LostHosts(config("wait", True))
+    assert losses.ends(lost, [eight, two]) is None
+    losses.lost(lost, 0.0)
+    assert losses.ends(later, [eight, two]) is None, "each has a host"
+    assert losses.ends(later, [eight]) is not None
+    assert losses.ends(later, [two, two]) is not None
 
 
 def test_a_place_is_taken_only_when_whatever_ran_there_has_ended() -> None:
