@@ -21,6 +21,7 @@ from psgc.codecs.codec import F32, Bytes, Codec
 from psgc.codecs.common.definitions import reference_commit, reference_decode, reference_encode, reference_finish, reference_fold
 from psgc.codecs.common.one_part import RESCALE, STREAM, WORKERS, Part, gaussian
 from psgc.codecs.registry import parse_scheme
+from psgc.codecs.relay import is_relayed
 from psgc.codecs.scheme import BucketContext, PairScheme, Scheme, SchemeState, slices
 from psgc.diagnostics.machine import machine
 from psgc.errors import CodecError, ConfigError, UsageError
@@ -78,10 +79,15 @@ def read_sizes(text: str) -> list[int]:
 
 
 def timed_subject(text: str, numel: int = CHECKED) -> Codec | Scheme:
-    """The codec or scheme of several rounds that ``text`` names; low rank is that of a matrix of ``numel`` elements, about square."""
+    """The codec or scheme of several rounds that ``text`` names; low rank is that of a matrix of ``numel`` elements, about square. Raises CodecError for
+    what is neither."""
     scheme = parse_scheme(text, BucketContext(workers=WORKERS, shapes=_about_square(numel)))
     if "/" in scheme.canonical:
         raise CodecError(f"codec {text}: bench kernels takes one codec at a time, not a pair; give --codec twice")
+    if is_relayed(scheme):
+        raise CodecError(
+            f"codec {text}: servers relay its payloads, and each rank adds up as many as there are; only codecs whose payloads servers add are timed"
+        )
     return scheme.pair.push if isinstance(scheme, PairScheme) else scheme
 
 

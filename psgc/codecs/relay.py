@@ -100,6 +100,11 @@ class RelayCodec(Codec):
         raise NotImplementedError
 
 
+def is_relayed(scheme: Scheme) -> bool:
+    """Whether servers answer with workers' payloads as they are."""
+    return any(isinstance(round_.pair.pull, RelayCodec) for round_ in scheme.rounds(1))
+
+
 class RelayScheme(Scheme):
     """One round: workers push with ``push``, and servers answer with the payloads of all workers."""
 

@@ -191,3 +191,11 @@ def test_the_verb_prints_tables_and_what_was_left_out_or_one_document() -> None:
     assert all(text in done.stdout for text in ("times memcpy's speed", "nanoseconds an element", "bf16")), done.stdout
     done = psgc("bench", "kernels", "--numel", "5000", "--codec", "bf16", "--json")
     assert [row["codec"] for row in json.loads(done.stdout)["codecs"]][:1] == ["bf16"]
+
+
+@pytest.mark.parametrize("text", ["demo", "sparseloco:k=32"])
+def test_what_servers_relay_is_not_timed(text: str) -> None:
+    with pytest.raises(
+        CodecError, match=f"codec {text}: servers relay its payloads, and each rank adds up as many as there are; only codecs"
+    ):
+        timed_subject(text)

@@ -29,7 +29,7 @@ from psgc.plan.model.plan import UNCOMPRESSED, Plan, PlannedBucket, check_fits
 from psgc.plan.model.timeline import Chains, Ints, Timeline, chains_of, run
 
 if TYPE_CHECKING:
-    from psgc.codecs.scheme import Round
+    from psgc.codecs.scheme import Round, Scheme
 
 _SAMPLE: Final = 1 << 20
 
@@ -57,7 +57,7 @@ def codec_costs(name: str, profile: Profile, workers: int = 1) -> CodecCosts:
         _check_shapes(name, profile)
         sample, known = profile.numel, tuple(tensor.shape for tensor in profile.tensors if tensor.shape is not None)
         scheme = parse_scheme(name, BucketContext("float32", workers, True, known))
-    curves = _curves(name, scheme.canonical, profile)
+    curves = _curves(name, scheme, profile)
     rounds = scheme.rounds(sample)
     push = sum(round_.pair.push.payload_bound(round_.numel) for round_ in rounds) / sample
     pull = sum(round_.pair.pull.payload_bound(round_.numel) for round_ in rounds) / sample
@@ -99,13 +99,21 @@ def _answered(adds: CostCurve, finishes: CostCurve) -> CostCurve:
     return CostCurve(tuple(sizes.tolist()), tuple(finish.tolist()), tuple(adds.decode_all(sizes).tolist()), passes)
 
 
-def _curves(name: str, canonical: str, profile: Profile) -> Mapping[str, CostCurve]:
+def _curves(name: str, scheme: Scheme, profile: Profile) -> Mapping[str, CostCurve]:
     """The curves in the profile of a codec, or of a pair's push codec, looked up by its text, then its canonical form, then its name without parameters."""
+    from psgc.codecs.relay import is_relayed
+
+    canonical = scheme.canonical
     bare = canonical.partition("/")[0].partition(":")[0]
     for text in (name, canonical, canonical.partition("/")[0], bare):
         if text in profile.codecs:
             return profile.codecs[text]
     known = ", ".join(sorted(profile.codecs)) or "none at all"
+    if is_relayed(scheme) and "/" not in canonical:
+        raise UsageError(
+            f"codec {name}: servers relay its payloads, and each rank adds up as many as there are, which is neither timed nor planned; it is for "
+            f"{'psgc.DeMo' if bare == 'demo' else 'psgc.DiLoCo'} (docs/far-apart.md)"
+        )
     raise UsageError(f"codec {name}: the profile has no times for it, but for {known}; measure it with psgc profile --codecs {name}")
 
 
