@@ -78,7 +78,7 @@ def command(seed: int, name: str) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--events", type=int, default=200, help="in all; a multiple of ten")
+    parser.add_argument("--events", type=int, default=200, help="in all; a multiple of ten; a job that ends before has fewer")
     parser.add_argument("--results", type=Path, required=True, help="one line a job; what is there is not run again")
     parser.add_argument("--at-once", type=int, default=1, help="jobs beside each other (default: 1)")
     parser.add_argument("--jobs", default=",".join(JOBS), help=f"with commas (default: {','.join(JOBS)})")
@@ -86,10 +86,11 @@ def main() -> int:
     names = given.jobs.split(",")
     if unknown := [name for name in names if name not in JOBS]:
         parser.error(f"--jobs {','.join(unknown)}: expected one or more of {','.join(JOBS)}")
+    chosen = [(seed, names[seed % len(names)]) for seed in range(given.events // EVENTS)]
     done, lock, failed = read(given.results), threading.Lock(), list[int]()
 
-    def run(seed: int) -> None:
-        name = names[seed % len(names)]
+    def run(job: tuple[int, str]) -> None:
+        seed, name = job
         if failed:
             return
         print(f"seed {seed}: {name}", flush=True)
@@ -100,42 +101,53 @@ def main() -> int:
                 print(f"seed {seed}: psgc chaos ended with {ran.returncode}", file=sys.stderr)
                 failed.append(seed)
                 return
-            done[seed] = {"seed": seed, "job": name, "status": ran.returncode, "report": json.loads(ran.stdout)}
+            done[job] = {"seed": seed, "job": name, "status": ran.returncode, "report": json.loads(ran.stdout)}
             begun = given.results.exists() and not given.results.read_text().endswith(
                 "\n"
             )  # a line that an interrupted run has not finished
             with given.results.open("a") as file:
-                file.write("\n" * begun + json.dumps(done[seed]) + "\n")
+                file.write("\n" * begun + json.dumps(done[job]) + "\n")
 
     with ThreadPoolExecutor(given.at_once) as pool:
-        list(pool.map(run, [seed for seed in range(given.events // EVENTS) if seed not in done]))
-    return 1 if failed else said(done)
+        list(pool.map(run, [job for job in chosen if job not in done]))
+    return 1 if failed else said([done[job] for job in chosen])
 
 
-def read(path: Path) -> dict[int, dict[str, Any]]:
-    """By seed. What is no whole line counts for nothing."""
-    found: dict[int, dict[str, Any]] = {}
+def read(path: Path) -> dict[tuple[int, str], dict[str, Any]]:
+    """By seed and job. What is no whole line counts for nothing."""
+    found: dict[tuple[int, str], dict[str, Any]] = {}
     for line in path.read_text().splitlines() if path.exists() else ():
         try:
             one = json.loads(line)
         except ValueError:
             continue
-        found[one["seed"]] = one
+        found[one["seed"], one["job"]] = one
     return found
 
 
-def said(done: dict[int, dict[str, Any]]) -> int:
-    broken = [(seed, text) for seed, one in sorted(done.items()) for text in one["report"]["broken"]]
-    waits = sorted(wait for one in done.values() for wait in waits_of(one["report"]))
-    for seed, text in broken:
-        print(f"seed {seed} ({done[seed]['job']}): {text}")
-    events = EVENTS * len(done)
-    print(f"{len(done)} jobs, {events} events, {len(broken)} promises broken")
+def said(done: list[dict[str, Any]]) -> int:
+    broken = [(one, text) for one in done for text in one["report"]["broken"]]
+    waits = sorted(wait for one in done for wait in waits_of(one["report"]))
+    for one, text in broken:
+        print(f"seed {one['seed']} ({one['job']}): {text}")
+    print(f"{len(done)} jobs, {sum(one['report']['happened'] for one in done)} events, {len(broken)} promises broken")
+    for what, own in by_kind(done).items():
+        print(f"  {what}: {len(own)} times, went on after {statistics.median(own):.1f} s (median), {max(own):.1f} s at most")
     if waits:
         print(
             f"went on after {statistics.median(waits):.1f} s (median), {waits[int(0.99 * (len(waits) - 1))]:.1f} s (p99), {waits[-1]:.1f} s at most"
         )
     return int(bool(broken))
+
+
+def by_kind(done: list[dict[str, Any]]) -> dict[str, list[float]]:
+    """How long jobs took to go on after each kind of event, such as "kill server"; only those after which they did."""
+    found: dict[str, list[float]] = {}
+    for one in done:
+        for blow in one["report"]["blows"]:
+            if blow["recovered_s"] is not None:
+                found.setdefault(f"{blow['kind']} {blow['role']}", []).append(float(blow["recovered_s"]))
+    return dict(sorted(found.items()))
 
 
 def waits_of(report: dict[str, Any]) -> list[float]:

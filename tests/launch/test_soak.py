@@ -43,6 +43,16 @@ def started(launched: Any, command: Sequence[str]) -> tuple[subprocess.Popen[str
     return popen, complaints
 
 
+def step(popen: subprocess.Popen[str], complaints: list[str]) -> None:
+    """Read on until a worker says a step."""
+    assert popen.stdout is not None
+    for line in popen.stdout:
+        if line.startswith("step"):
+            return
+    popen.wait()
+    raise AssertionError("".join(complaints[-40:]))
+
+
 def ended(popen: subprocess.Popen[str], complaints: list[str]) -> list[str]:
     """What the ranks found, once the job has ended as it should."""
     assert popen.stdout is not None
@@ -60,12 +70,12 @@ def test_nothing_grows_and_every_loss_stays_while_services_die_again_and_again(l
     script, *arguments = job
     command = ("run", "--no-prefix", "--workers", "2", "--servers", "2", "--", sys.executable, str(JOBS / script), *arguments)
     popen, complaints = started(launched, command)
-    launched.read_until(popen, "step")
+    step(popen, complaints)
     victims, rng, found = Victims(popen, 2, 2, roles=("server", "scheduler")), random.Random(1), []
     staying = [popen.pid, *sorted(victims.others)]
     for kills in range(1, DEATHS + 1):
         for _ in range(2 * EVERY):  # of both workers; more than four deaths a minute without a step between end the job
-            launched.read_until(popen, "step")
+            step(popen, complaints)
         if kills in (8, DEATHS):
             followers = [taken(pid) for pid in children(popen) if pid not in victims.others]
             found.append(({pid: taken(pid) for pid in staying}, followers))
