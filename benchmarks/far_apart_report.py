@@ -41,6 +41,7 @@ class Run:
     seconds: float
     sent_bytes: int
     loss: float
+    memory_bytes: int
     curve: tuple[tuple[float, float, float], ...]
 
 
@@ -50,7 +51,7 @@ def run_of(document: dict[str, Any]) -> Run:
     row = document["row"]
     return Run(
         system, job["learners"], job["steps"], job["every"], job["mbit"], job["delay_ms"], job["seed"], row["seconds"], row["sent_bytes"], row["loss"],
-        tuple(tuple(point) for point in row["curve"]),
+        row["memory_bytes"], tuple(tuple(point) for point in row["curve"]),
     )  # fmt: skip
 
 
@@ -62,7 +63,7 @@ def scatter(values: Sequence[float]) -> str:
 
 
 def tables(runs: Iterable[Run]) -> str:
-    """One in Markdown for each number of learners and steps. Seconds: the median of the seeds. Loss and bytes: over links without a limit, where there are such
+    """One in Markdown for each number of learners and steps. Seconds: the median of the seeds. Loss, bytes and memory: over links without a limit, where there are such
     runs: a link changes nothing but where nobody waits for anybody."""
     groups: dict[tuple[int, int, int], list[Run]] = {}
     for run in runs:
@@ -78,8 +79,8 @@ def _table(learners: int, steps: int, every: int, runs: Sequence[Run]) -> str:
         "",
         "| | "
         + " | ".join("seconds" if not mbit else f"at {mbit:g} Mbit/s" for mbit in links)
-        + " | sent by a host, MB | validation loss |",
-        "|---|" + "---|" * (len(links) + 2),
+        + " | sent by a host, MB | a learner's memory, MB | validation loss |",
+        "|---|" + "---|" * (len(links) + 3),
     ]
     for system in NAMES:
         own = [run for run in runs if run.system == system]
@@ -92,8 +93,9 @@ def _table(learners: int, steps: int, every: int, runs: Sequence[Run]) -> str:
         free = [run for run in own if not run.mbit] or own
         losses = [run.loss for run in free]
         sent = statistics.median(run.sent_bytes for run in free) / 1e6
+        memory = statistics.median(run.memory_bytes for run in free) / 1e6
         few = f" ({len(losses)} seed{'s' if len(losses) > 1 else ''})" if len(losses) < seeds else ""
-        lines.append(f"| {NAMES[system]} | {' | '.join(cells)} | {sent:,.0f} | {scatter(losses)}{few} |")
+        lines.append(f"| {NAMES[system]} | {' | '.join(cells)} | {sent:,.0f} | {memory:,.0f} | {scatter(losses)}{few} |")
     return "\n".join(lines)
 
 

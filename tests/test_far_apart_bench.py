@@ -71,7 +71,7 @@ def test_it_goes_on_where_an_earlier_start_has_ended(
 
 def stored(system: str, seed: int = 0, mbit: float = 0.0, *, loss: float, seconds: float = 30.0, sent: int = 5_000_000) -> str:
     job = script.Job(steps=300, every=50, mbit=mbit, delay_ms=50.0 if mbit else 0.0, seed=seed, curve=100)
-    row = script.Row(system, 300, seconds, sent, loss, 1, ((1024.0, 0.5, 4.0), (2048.0, 1.0, 3.0)))
+    row = script.Row(system, 300, seconds, sent, loss, 7_000_000, ((1024.0, 0.5, 4.0), (2048.0, 1.0, 3.0)))
     return json.dumps({"of": json.dumps([system, asdict(job), "a machine"]), "row": asdict(row)})
 
 
@@ -87,10 +87,10 @@ def test_the_report_has_means_over_seeds_and_seconds_over_each_link(
     script.main()
     told = capsys.readouterr().out.splitlines()
     assert told[0] == "2 learners, 300 steps, every 50; 3 seeds:"
-    assert told[2] == "| | seconds | at 100 Mbit/s | at 10 Mbit/s | sent by a host, MB | validation loss |"
+    assert told[2] == "| | seconds | at 100 Mbit/s | at 10 Mbit/s | sent by a host, MB | a learner's memory, MB | validation loss |"
     assert told[4:] == [
-        "| torchft's DiLoCo | 30 | 40 | 91 | 5 | 3.000 ± 1.000 |",
-        "| int4 | 30 |  |  | 1 | 2.600 ± 0.141 (2 seeds) |",
+        "| torchft's DiLoCo | 30 | 40 | 91 | 5 | 7 | 3.000 ± 1.000 |",
+        "| int4 | 30 |  |  | 1 | 7 | 2.600 ± 0.141 (2 seeds) |",
     ]
 
 
