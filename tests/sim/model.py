@@ -74,10 +74,12 @@ class Server:
 
 @dataclass
 class Worker:
-    """began: the step that it is in; 0 before its first, and in a process that has not got its state yet. alive: False until another process follows."""
+    """began: the step that it is in; 0 before its first, and in a process that has not got its state yet. snapshot: the step after which the state is that it
+    would give another process. alive: False until another process follows."""
 
     client: Client
     began: int = 0
+    snapshot: int = 0
     alive: bool = True
     has_state: bool = True
     incarnation: int = 1
@@ -172,6 +174,7 @@ def worker_does(state: State, rank: int, actions: list[Any]) -> None:
 def submit(state: State, rank: int) -> None:
     """The worker begins its next step."""
     worker = state.workers[rank]
+    worker.snapshot = worker.began
     worker.began += 1
     for key in KEYS.values():
         worker_does(state, rank, worker.client.submit(key, 0.0, PAYLOAD_BYTES))
@@ -262,11 +265,11 @@ def worker_follows(state: State, rank: int) -> None:
 
 
 def take_state(state: State, rank: int) -> None:
-    """From the other worker, as of the beginning of its present step."""
+    """From the other worker, as of the beginning of its present step, or as it was given if it has begun none since."""
     worker, giver = state.workers[rank], state.workers[1 - rank]
-    taken = max(giver.began - 1, 0)
-    worker.client.add_layout(LAYOUT, CODECS, taken)
-    worker.began, worker.has_state = taken, True
+    worker.client.add_layout(LAYOUT, CODECS, giver.snapshot)
+    worker.began = worker.snapshot = giver.snapshot
+    worker.has_state = True
 
 
 Name = tuple[Any, ...]
