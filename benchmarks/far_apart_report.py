@@ -63,8 +63,8 @@ def scatter(values: Sequence[float]) -> str:
 
 
 def tables(runs: Iterable[Run]) -> str:
-    """One in Markdown for each number of learners and steps. Seconds: the median of the seeds. Loss, bytes and memory: over links without a limit, where there are
-    such runs: a link changes nothing but where nobody waits for anybody."""
+    """One in Markdown for each number of learners and steps. Seconds: the median of the seeds. Loss, bytes and memory: over links without a limit, where
+    there are such runs: a link changes nothing but where nobody waits for anybody."""
     groups: dict[tuple[int, int, int], list[Run]] = {}
     for run in runs:
         groups.setdefault((run.learners, run.steps, run.every), []).append(run)

@@ -104,6 +104,14 @@ def main() -> None:
         off = sum(int(((own - its).abs() > LR / 2).sum()) for own, its in zip(parameters, wanted, strict=True))
         share = off / sum(parameter.numel() for parameter in parameters)
         print(f"{name} {digest} {share:.4f} {losses[0]:.3f} {losses[-1]:.3f}", flush=True)
+    model = model_of()
+    optimizer = psgc.DeMo(model.named_parameters(), lr=LR, decay=DECAY, k=K)
+    loss_of(model, torch.Generator().manual_seed(psgc.rank())).backward()
+    last = list(model.parameters())[-1]
+    if psgc.rank() == 1:
+        last.grad.view(-1)[0] = float("inf")
+    optimizer.step()
+    print(f"infinity {bool(last.isnan().all())}", flush=True)
     psgc.shutdown()
 
 

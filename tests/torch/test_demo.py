@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from torch import nn
 
 import psgc.torch as psgc
 from psgc.codecs import parse_scheme
-from psgc.errors import UsageError
+from psgc.errors import NonFiniteError, UsageError
 from psgc.torch.optimizers.demo import from_squares, squares_of, to_squares
 
 
@@ -26,6 +27,7 @@ def test_ranks_take_the_published_steps_and_go_on_from_their_states(make_job: Ca
         assert float(off) < 0.002, f"{name}: {off} of the parameters took another step than the loop's"
         assert float(last) < float(first)
     assert told[0]["whole"][0] == told[0]["resumed"][0], "momenta are part of what is saved"
+    assert all("infinity True" in text for text in texts), "of one rank, and all ranks' parameters say so"
 
 
 def test_a_job_without_servers_is_told_in_a_line(make_job: Callable[..., Any]) -> None:
@@ -60,6 +62,29 @@ def test_alone_it_is_the_same_algorithm(alone: None) -> None:
     optimizer.step()
     for was, now, sign in zip(before, own.parameters(), signs, strict=True):
         torch.testing.assert_close(now.detach(), was - 0.01 * sign)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_alone_what_is_not_finite_reaches_the_parameter_as_in_a_job(alone: None, bad: float) -> None:
+    wrong, right = (nn.Parameter(torch.ones(3, 5)) for _ in range(2))
+    optimizer = psgc.DeMo([("wrong", wrong), ("right", right)], lr=0.1)
+    wrong.grad, right.grad = torch.ones(3, 5), torch.ones(3, 5)
+    optimizer.step()
+    momentum = optimizer._alone[0].residual.copy()
+    wrong.grad[1, 2] = bad
+    optimizer.step()
+    assert wrong.isnan().all() and right.isfinite().all()
+    assert (optimizer._alone[0].residual == momentum).all()
+
+
+def test_alone_what_is_not_finite_is_refused_where_that_is_asked_for(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    parameter = nn.Parameter(torch.ones(3, 5))
+    optimizer = psgc.DeMo([("w", parameter)], lr=0.1)
+    monkeypatch.setattr(optimizer._session, "config", replace(optimizer._session.config, nonfinite="raise"))
+    parameter.grad = torch.full((3, 5), float("inf"))
+    with pytest.raises(NonFiniteError, match=r"DeMo: the gradient of 'w' on rank 0 holds NaN or infinity \(PSGC_NONFINITE=raise\)"):
+        optimizer.step()
+    assert (parameter == 1).all()
 
 
 def test_alone_momenta_are_saved_and_a_closure_is_run(alone: None) -> None:

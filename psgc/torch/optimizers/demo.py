@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from psgc.codecs import BucketContext, Stream, parse_scheme
 from psgc.codecs.outer import CHUNK, SIDE
 from psgc.codecs.relay import join_payloads
-from psgc.errors import UsageError
+from psgc.errors import NonFiniteError, UsageError
 from psgc.torch.session import api
 from psgc.torch.session.backup import refuse_backup
 from psgc.torch.session.replaceable import refuse_replaceable
@@ -131,15 +131,17 @@ class DeMo(torch.optim.Optimizer):
                 continue
             if group["weight_decay"]:
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
-            direction = from_squares(flat, parameter).sign_()
+            direction = from_squares(flat, parameter)
+            direction = torch.where(direction.isnan(), direction, direction.sign())  # the sign of NaN is 0, which nobody would see
             parameter.add_(direction.to(parameter.device, parameter.dtype), alpha=-group["lr"])
         return loss
 
     def _exchange(self) -> None:
         """Have the squares hold the mean of what all ranks send."""
-        for one, flat in zip(self._alone, self._squares, strict=bool(self._alone)):
-            one.run(flat.numpy())
         if self._alone:
+            for one, flat, name in zip(self._alone, self._squares, self._names, strict=True):
+                if not one.run(flat.numpy()) and self._session.config.nonfinite == "raise":
+                    raise NonFiniteError(f"DeMo: the gradient of {name!r} on rank 0 holds NaN or infinity (PSGC_NONFINITE=raise)")
             return
         for bucket in self._buckets:
             for index in bucket.bucket.tensors:
@@ -186,11 +188,17 @@ class _Alone:
     def take_up(self, memory: TensorMemory | None) -> None:
         self.residual[:] = 0 if memory is None or memory.residual is None else memory.residual
 
-    def run(self, values: NDArray[np.float32]) -> None:
+    def run(self, values: NDArray[np.float32]) -> bool:
+        """Have values be the sum. False: they held NaN or infinity, and are all NaN, as in a job; the momentum is as it was."""
         pair = self._state.rounds[0].pair
         sent, answer = (np.empty(codec.payload_bound(values.size), np.uint8) for codec in (pair.push, pair.pull))
-        sent = sent[: self._state.encode(0, values, self.residual, 1.0, _STILL, sent).payload_bytes]
+        encoded = self._state.encode(0, values, self.residual, 1.0, _STILL, sent)
+        if encoded.nonfinite:
+            values.fill(np.nan)
+            return False
+        sent = sent[: encoded.payload_bytes]
         self._state.apply(answer[: join_payloads([sent], answer)], [sent], values, self.residual, 1.0)
+        return True
 
 
 def sides_of(parameter: torch.Tensor) -> tuple[int, int]:
