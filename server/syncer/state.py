@@ -3,7 +3,7 @@
 Pure: no sockets, clocks, threads or numbers. The loop decodes payloads before they come here, and carries out the effects in order.
 
 Nobody waits for anybody, but for the initial values, which one learner brings. Invariants: a push counts once, whatever is repeated; an answer to a push has
-it in; a learner's name has one process at a time, the newest.
+it in; a learner's name has one process at a time, the newest, and none that another has taken the place of comes back.
 """
 
 from __future__ import annotations
@@ -56,18 +56,20 @@ class Drop(NamedTuple):
 
 
 INITIAL_VALUES = -1
+MAX_FORMER = 1000  # sessions kept of a learner, which that many processes were; whoever was cut off before all of them is not expected back
 Effect = Send | Begin | Apply | Answer | Drop
 
 
 @dataclass(slots=True)
 class Learner:
     """session: of its newest process. applied: by fragment, the number of its last push that counts. pushes: in all, of all its processes; staleness: of the
-    last one."""
+    last one. former: sessions of the processes before, oldest first: these enrol no more."""
 
     session: int
     applied: list[int]
     pushes: int = 0
     staleness: int = 0
+    former: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -130,6 +132,9 @@ class SyncerState:
             raise RemoteProtocolError(f"learner {enrol.name!r} has proved another name's token", ErrorCode.NOT_ADMITTED)
         if enrol.version != __version__:
             raise RemoteProtocolError(f"learner {enrol.name} runs psgc {enrol.version}, this syncer {__version__}", ErrorCode.DISAGREE)
+        learner = self.learners.get(enrol.name)
+        if learner is not None and enrol.session in learner.former:  # it was out of reach when its place was taken
+            raise RemoteProtocolError(_taken(enrol.name), ErrorCode.DISAGREE)
         if not self.model:
             if not enrol.fragments or len(enrol.fragments) != len(enrol.sizes) or min(enrol.sizes) < 1:
                 raise RemoteProtocolError(f"learner {enrol.name}: a model without parameters", ErrorCode.MALFORMED)
@@ -143,14 +148,14 @@ class SyncerState:
             if other == peer:
                 continue
             if self.peers[other].session != enrol.session:
-                text = f"another process has enrolled as learner {enrol.name}: give each learner a name of its own"
-                effects.append(Send(other, Header(Kind.ERROR), encode_body(Notice(ErrorCode.DISAGREE, text))))
+                effects.append(Send(other, Header(Kind.ERROR), encode_body(Notice(ErrorCode.DISAGREE, _taken(enrol.name)))))
             effects += [Drop(other), *self.lost(other)]
         self.peers[peer] = enrol
-        learner = self.learners.get(enrol.name)
-        if learner is None or learner.session != enrol.session:
-            before = 0 if learner is None else learner.pushes
-            self.learners[enrol.name] = Learner(enrol.session, [INITIAL] * len(self.sizes), before)
+        if learner is None:
+            self.learners[enrol.name] = Learner(enrol.session, [INITIAL] * len(self.sizes))
+        elif learner.session != enrol.session:
+            former = [*learner.former, learner.session][-MAX_FORMER:]
+            self.learners[enrol.name] = Learner(enrol.session, [INITIAL] * len(self.sizes), learner.pushes, former=former)
         if not self.begun and self._bringer is None:
             self._bringer = peer
         return [*effects, self._enrolled(peer)]
@@ -190,6 +195,10 @@ class SyncerState:
 
     def _filled(self, answer: Answer) -> Answer:
         return answer._replace(header=answer.header._replace(plan=self.versions[answer.header.key]))
+
+
+def _taken(name: str) -> str:
+    return f"another process has enrolled as learner {name}: give each learner a name of its own"
 
 
 def refused(peer: Peer, error: RemoteProtocolError) -> list[Effect]:

@@ -1,6 +1,6 @@
 """A learner that trains a small model around a syncer. Run by tests: python learner.py STEPS SLEEP_S [more settings as name=value]
 
-Prints "step N" now and then, and at the end "ended LOSS STAYED DIGEST".
+Prints "begins", "step N" now and then, and at the end "ended LOSS STAYED DIGEST".
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ def main() -> None:
     draw = torch.Generator().manual_seed(steps)
     loss = torch.zeros(1)
     with psgc.Decoupled(model, inner, every=5, codec="int4", fragments=2, **more) as outside:
+        print("begins", flush=True)
         for step in range(1, steps + 1):
             x = torch.randn(16, 12, generator=draw)
             outside.zero_grad()

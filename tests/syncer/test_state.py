@@ -5,15 +5,18 @@ from __future__ import annotations
 import random
 from collections import deque
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from psgc import __version__
+from psgc.layout.update_rule import UpdateRule
 from psgc.server.syncer.state import INITIAL_VALUES, Answer, Apply, Begin, Drop, Send, SyncerState, unlike
+from psgc.server.syncer.values import Values
 from psgc.wire.frames import Header, Kind
-from psgc.wire.learners import Enrol, learner_number
-from psgc.wire.messages import Notice, decode_body
+from psgc.wire.learners import Enrol, Enrolled, learner_number
+from psgc.wire.messages import ErrorCode, Notice, decode_body, encode_body
 from psgc.worker.learner.conversation import Conversation
 
 MODEL = ("a [2]\nb [3]", "c [4]")
@@ -195,6 +198,38 @@ def test_a_name_has_one_process_the_newest() -> None:
     assert state.peers.keys() == {2}
     effects = admitted(state, 3, "a", session=2)  # its own new connection
     assert not [each for each in effects if isinstance(each, Send) and each.header.kind == Kind.ERROR] and Drop(2) in effects
+
+
+def test_a_process_whose_place_was_taken_while_it_was_out_of_reach_does_not_come_back_and_its_push_counts_once(tmp_path: Path) -> None:
+    state, number = SyncerState("delayed"), learner_number("a")
+    admitted(state, 1, "a", session=1)
+    for fragment in range(2):
+        state.receive(1, number, Header(Kind.PUSH, key=fragment))
+    pushed = Header(Kind.PUSH, key=0, step=1, plan=1)
+    assert any(isinstance(each, Apply) for each in state.receive(1, number, pushed))
+    state.lost(1)
+    admitted(state, 2, "a", session=2)
+    again = admitted(state, 3, "a", session=1)
+    assert "another process has enrolled as learner a" in said(again) and state.peers.keys() == {2}
+    assert not any(isinstance(each, Apply) for each in state.receive(3, number, pushed))
+    values = Values(UpdateRule.parse("delayed"))
+    values.begin((5, 4))
+    values.save(tmp_path / "outer.npz", state)
+    other = Values(values.rule).load(tmp_path / "outer.npz")
+    assert "another process has enrolled as learner a" in said(admitted(other, 1, "a", session=1)), "a syncer that follows knows it, too"
+    assert [each.header.kind for each in admitted(other, 2, "a", session=2)] == [Kind.LAYOUT]
+
+
+def test_a_learner_that_was_refused_says_nothing_more() -> None:
+    talk = Conversation(enrol("a"), ["", ""])
+    assert [message.header.kind for message in talk.connected()] == [Kind.REGISTER]
+    talk.receive(Header(Kind.LAYOUT), encode_body(Enrolled(False, "delayed")))
+    talk.receive(Header(Kind.ERROR), encode_body(Notice(ErrorCode.DISAGREE, "another process")))
+    assert talk.failed == "another process"
+    assert talk.receive(Header(Kind.LAYOUT), encode_body(Enrolled(False, "delayed"))) == []
+    assert talk.leave() == []
+    talk.disconnected()
+    assert talk.connected() == []
 
 
 def test_what_is_no_word_of_a_learners_is_refused_and_nothing_else_changes() -> None:

@@ -1,6 +1,7 @@
 """A learner's connection to its syncer: a thread that keeps it up, makes it again for as long as it takes, and carries what the conversation says.
 
-The training thread hands payloads over and looks for answers; it never waits here unless it asks to.
+The training thread hands payloads over and looks for answers; it never waits here unless it asks to. The connection of a learner that was refused is closed for
+good, and the training thread hears why the next time it asks.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ class LearnerClient:
 
     def _run(self) -> None:
         leaving = 0.0
-        while True:
+        while not self._talk.failed:
             self._links.flush()
             things = [(self._mailbox, zmq.POLLIN), (self._links, zmq.POLLIN)]
             ready = self._watch.wait(things, 0.0 if self._links.pending else TICK_S)

@@ -48,9 +48,9 @@ class Conversation:
             self._unanswered[fragment] = Message(Header(Kind.PULL, key=fragment))
 
     def connected(self) -> list[Message]:
-        """The connection is new."""
+        """The connection is new. A learner that must end says nothing: enrolling again would end the process that has taken its place."""
         self.enrolled = False
-        return [Message(Header(Kind.REGISTER), encode_body(self.enrol))]
+        return [] if self.failed else [Message(Header(Kind.REGISTER), encode_body(self.enrol))]
 
     def disconnected(self) -> None:
         self.enrolled = False
@@ -79,6 +79,8 @@ class Conversation:
 
     def receive(self, header: Header, payload: Any) -> list[Message]:
         """Handle one message. Raises RemoteProtocolError."""
+        if self.failed:
+            return []
         if header.kind == Kind.LAYOUT:
             return self._admitted(decode_body(Enrolled, b"" if payload is None else bytes(payload)))
         if header.kind == Kind.RESULT:
@@ -91,6 +93,7 @@ class Conversation:
             return []
         if header.kind == Kind.ERROR:
             self.failed = decode_body(Notice, b"" if payload is None else bytes(payload)).text
+            self.enrolled = False
             return []
         if header.kind == Kind.BYE:
             self.over = True
