@@ -94,7 +94,8 @@ class Server:
         self._mirror: Mirror | None = None  # while this process is a standby
         self._topology: Topology  # once this server is admitted
         self._former_layouts = 0  # that a former process has served: workers are let in once they are served again
-        self._stepped = False  # the launcher has been told that this process has completed a step
+        self._stepped = False  # the launcher has been told that this process has completed a step, or has had nothing to do
+        self._idle_ticks = 0
         self._preparing: set[int] = set()  # layouts whose kernels are being loaded, or have been
         self._trace = server_trace(config)
         store = Store() if config.standby else Store(self._former(), succession.keep)
@@ -247,7 +248,7 @@ class Server:
             link.close()
 
     def _has_stepped(self) -> None:
-        """The launcher starts a server again without limit as long as its processes complete something."""
+        """The launcher starts a server again without limit as long as its processes complete something, or could have."""
         if not self._stepped:
             self._stepped = True
             self._launcher.tell("stepped")
@@ -405,6 +406,9 @@ class Server:
         if self._state is not None:
             awaited, stalled = self._state.tick(now)
             texts, faults = [*texts, *awaited], [*faults, *stalled]
+            self._idle_ticks += self._state.idle
+            if self._idle_ticks > 1:
+                self._has_stepped()
         for text in texts if self._voice.speaks(AWAITED) else ():
             logger.warning("%s", text)
         for fault in faults:

@@ -343,6 +343,11 @@ class ServerState:
         return effects
 
     @property
+    def idle(self) -> bool:
+        """Whether every rank that is in the job is connected, and none awaits anything."""
+        return not self.active and len(self.departed.union(self.absent, self.peers)) == self.workers
+
+    @property
     def deserted(self) -> bool:
         """Whether every rank has left the job in order, but for those that it goes on without."""
         return bool(self.departed) and len(self.departed.union(self.absent)) == self.workers

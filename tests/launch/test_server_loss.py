@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import re
 import signal
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,24 @@ def test_a_server_that_ends_again_and_again_without_a_step_ends_the_job_with_its
     assert status == 128 + signal.SIGKILL
     assert re.search(r"server 0 has ended \d times in \d+ s and completed no step in between, so it is not started again$", err, re.M), err
     assert re.search(r"psgc run: server 0 was killed by SIGKILL \(pid \d+\)$", err.strip()), err
+
+
+@pytest.mark.long  # a server that has nothing to do counts as well once it has been there for two heartbeats of .3 s
+def test_a_server_that_holds_no_part_may_die_as_often_as_others(launched: Any) -> None:
+    popen = launched.psgc("run", "--no-prefix", "--workers", "2", "--servers", "3", "--", sys.executable, str(JOBS / "lost_server.py"), "100000", "none",
+                          "optimizer", "0.01")  # fmt: skip
+    launched.read_until(popen, "step")
+    victims, rng = Victims(popen, 3, 2), random.Random(0)
+    for _ in range(14):  # more than four of each: the model is two parts
+        for _ in range(200):
+            launched.read_until(popen, "step")
+        time.sleep(3)
+        victims.kill_one(rng)
+    for _ in range(2000):
+        launched.read_until(popen, "step")
+    popen.terminate()
+    err = launched.end(popen)[2]
+    assert err.count("it is started again and goes on from what it had committed") == 14, err
 
 
 @pytest.mark.parametrize(

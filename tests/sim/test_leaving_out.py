@@ -239,3 +239,15 @@ def test_everyone_has_left_once_those_have_who_live() -> None:
     for rank in (0, 2):
         serving.says(rank, Kind.BYE)
     assert serving.state.deserted
+
+
+def test_a_server_is_idle_while_everyone_is_connected_and_awaits_nothing() -> None:
+    serving = Serving()
+    assert serving.state.idle
+    serving.skips(0)
+    assert not serving.state.idle, "rank 0 awaits a result"
+    serving.skips(2)
+    serving.state.leave_out(1, 1, 0.0)
+    assert serving.state.idle
+    serving.state.lost(serving.state.peers[2])
+    assert not serving.state.idle, "rank 2 may have something to send again"
