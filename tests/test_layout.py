@@ -536,3 +536,28 @@ def test_a_bucket_of_a_rank_that_the_job_lacks_is_refused_by_its_tensors_name() 
     )
     with pytest.raises(UsageError, match="'t': its bucket is rank 4's, but the job has 4, numbered from 0"):
         build_layout(declaration, layout_id=1, servers=1, workers=4)
+
+
+def test_buckets_of_some_of_the_ranks_that_declare_a_layout_stay_theirs_and_the_others_are_everybodys_who_does() -> None:
+    tensors = tuple(TensorSpec(name, (9000,), "float32") for name in ("some", "all"))
+    buckets = (BucketSpec((0,), "none", 0, members=(4, 6)), BucketSpec((1,), "none", -1))
+    declaration = Declaration("m", "plan", tensors, "none", True, buckets=buckets, members=(0, 2, 4, 6))
+    layout = build_layout(declaration, layout_id=1, servers=1, workers=8)
+    assert [bucket.members for bucket in layout.buckets] == [(4, 6), (0, 2, 4, 6)]
+    assert [{part.contributors for part in bucket.parts} for bucket in layout.buckets] == [{(4, 6)}, {(0, 2, 4, 6)}]
+    assert [spec.divisor for spec in specs_of(layout, 0, 8)[0]] == [2, 4]
+    assert [bucket.is_of(2) for bucket in layout.buckets] == [False, True]
+    odd = replace(declaration, buckets=(BucketSpec((0,), "none", 0, members=(4, 5)), buckets[1]))
+    with pytest.raises(UsageError, match=r"tensor 'some': its bucket is of ranks \[4, 5\], but those that declare it are \[0, 2, 4, 6\]"):
+        build_layout(odd, layout_id=1, servers=1, workers=8)
+
+
+def test_ranks_whose_buckets_are_of_other_ranks_are_told_so() -> None:
+    first = Declaration(
+        "m", "plan", (TensorSpec("t", (8,), "float32"),), "none", True, buckets=(BucketSpec((0,), "none", 0, members=(0, 1)),)
+    )
+    other = replace(first, buckets=(BucketSpec((0,), "none", 0),))
+    with pytest.raises(
+        LayoutMismatch, match=r"members of the plan's bucket 0 \(of 't'\) on rank 0 is ranks \[0, 1\], on rank 3 it is all ranks"
+    ):
+        compare(first, 0, other, 3)

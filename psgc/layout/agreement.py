@@ -61,7 +61,7 @@ def _planned_apart(first: Declaration, other: Declaration) -> tuple[str, str, st
         if a.tensors != b.tensors:
             mine, others = ([first.tensors[i].name for i in spec.tensors] for spec in (a, b))
             return f"tensors {bucket}", f"{mine!s:.80}", f"{others!s:.80}"
-        for attribute in ("codec", "priority", "parts", "part_numel", "servers", "option", "turns", "device"):
+        for attribute in ("codec", "priority", "parts", "part_numel", "servers", "option", "turns", "device", "members"):
             if getattr(a, attribute) != getattr(b, attribute):
                 return f"{attribute} {bucket}", _shown(attribute, a), _shown(attribute, b)
     return "the number of the plan's buckets", str(len(first.buckets)), str(len(other.buckets))
@@ -69,4 +69,6 @@ def _planned_apart(first: Declaration, other: Declaration) -> tuple[str, str, st
 
 def _shown(attribute: str, spec: BucketSpec) -> Any:
     """A bucket's attribute for people."""
+    if attribute == "members":
+        return f"ranks {list(spec.members)}" if spec.members else "all ranks"
     return getattr(spec, attribute) or ("cpu" if attribute == "device" else getattr(spec, attribute))

@@ -127,7 +127,7 @@ def build_layout(
     else:
         specs = [_fused(declaration, members, number) for number, members in enumerate(_fuse(declaration, used_by_all))]
     if declaration.members:
-        specs = [replace(spec, members=declaration.members) for spec in specs]
+        specs = [spec if spec.members else replace(spec, members=declaration.members) for spec in specs]
     turn = layout_id if declaration.turn < 0 else declaration.turn  # names of one part each, too, are spread over the servers
     hashed = HashPlacement.parse(declaration.hashed) if declaration.hashed and machines is not None else None
     machines = machines or Machines.alone(servers, workers)
@@ -410,13 +410,17 @@ def equal_parts(numel: int, parts: int) -> list[int]:
 
 def check_buckets(declaration: Declaration) -> None:
     """Raise UsageError, naming the tensor, unless the declared buckets can be made: every tensor with elements is in one, those of a bucket
-    are of one group and dtype, and there are blocks enough for its parts."""
+    are of one group and dtype, its ranks are among those that declare it, and there are blocks enough for its parts."""
     tensors, placed = declaration.tensors, {i for bucket in declaration.buckets for i in bucket.tensors}
     for i, tensor in enumerate(tensors):
         if tensor.numel and i not in placed:
             raise UsageError(f"tensor {tensor.name!r} is in no bucket of the plan; make a plan for this model")
     for bucket in declaration.buckets:
         first = tensors[bucket.tensors[0]]
+        if declaration.members and not set(bucket.members) <= set(declaration.members):
+            raise UsageError(
+                f"tensor {first.name!r}: its bucket is of ranks {list(bucket.members)}, but those that declare it are {list(declaration.members)}"
+            )
         for attribute, what in (("dtype", "dtype"), ("group", "parameter group")):
             wanted = getattr(first, attribute)
             for tensor in (tensors[i] for i in bucket.tensors):

@@ -71,7 +71,7 @@ class BucketSpec:
                 default order.
     device:     without ``option``, the devices that encode and decode, such as ``gpu`` or ``gpu/cpu``; "": the CPU, or, for a bucket without a plan,
                 wherever its gradients lie.
-    members:    the ranks whose bucket it is, ascending: only they hold its tensors, exchange them, and count in the mean; (): all ranks."""
+    members:    the ranks whose bucket it is, ascending: only they hold its tensors, exchange them, and count in the mean; (): all that declare it."""
 
     tensors: tuple[int, ...]
     codec: str
@@ -100,7 +100,7 @@ class Declaration:
 
     turn:    the server of the first bucket, modulo the number of servers; -1: it follows from the order in which names were declared.
 
-    members: the ranks that declare it, ascending, whose buckets all of its buckets are; (): all ranks.
+    members: the ranks that declare it, ascending, (): all ranks. A bucket that names no members of its own is theirs.
 
     backup:  how many ranks' contributions a step on a server need not wait for; they are added to the next step.
 

@@ -15,3 +15,11 @@ def test_each_group_has_its_own_means_and_sums_and_bad_groups_are_told(make_job:
         assert told["overlap"] == "reduce: groups [0, 1], [1, 2]: expected ranks from 0 to 3, each in one group at most, and no empty group"
         assert told["absent"] == "reduce: groups [0, 4]: expected ranks from 0 to 3, each in one group at most, and no empty group"
         assert told["again"] == "reduce: 'gradients' was of other tensors, groups or codecs before; give each reduction its own name"
+
+
+@pytest.mark.parametrize("servers", [1, 0])
+def test_in_a_meshs_group_ranks_of_no_group_keep_their_tensors_and_means_are_of_the_groups_ranks_alone(
+    make_job: Callable[..., Any], servers: int
+) -> None:
+    texts = make_job(nodes=6, servers=servers).said(job="mesh_reduces.py")
+    assert [f"all right in {[rank % 2, rank % 2 + 2, rank % 2 + 4]}" in text for rank, text in enumerate(texts)] == [True] * 6

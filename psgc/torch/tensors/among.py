@@ -31,7 +31,8 @@ def reduce(
         psgc.reduce([shard], [(0, 2), (1, 3)], "gradients", compression="int8")      # two nodes of two ranks
 
     tensors: floats or integers of any shapes, in the same order and of the same sizes on every rank of every group.
-    groups:  ranks, each in one group at most. A rank in none keeps its tensors, and must call all the same.
+    groups:  ranks, each in one group at most. A rank in none keeps its tensors, and must call all the same. After
+             ``init(mesh=...)`` they are numbers in this rank's group of the mesh, as ``rank()`` gives them.
     name:    the same on all ranks for the same tensors and groups; the first call of a name waits for all ranks to make it.
     compression: codec text, with error feedback where the codec has it. Tensors of fewer bytes than PSGC_MIN_COMPRESS_BYTES go uncompressed.
     Raises UsageError for groups that overlap or name ranks that the job lacks, and for a name used before for other tensors or groups; CodecError;
