@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.conftest import JOBS
 
 ASYNC = {"BYTEPS_ENABLE_ASYNC": "1", "PSGC_STALENESS": "2", "PSGC_MIN_COMPRESS_BYTES": "0"}
 JOB = "asynchronous.py"
@@ -103,3 +107,36 @@ def test_without_rank_0_there_are_no_initial_values_and_the_job_ends_with_that_l
     assert job.end()["worker 1"] == 1, job.text()
     gone = ("rank(s) 0", "rank 0", "all other ranks have left the job")  # whichever rank 1 waits for when that is seen
     assert any(words in workers[1].last_line for words in gone), job.text()
+
+
+def test_held_tensors_do_alone_what_they_do_in_a_job(make_job: Callable[..., Any]) -> None:
+    job = make_job(nodes=1, servers=1)
+    (in_job,) = job.said(job="held.py")
+    lone = make_job(
+        nodes=1, env=dict.fromkeys(("DMLC_NUM_WORKER", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "BYTEPS_FORCE_DISTRIBUTED"), "")
+    )
+    process = lone.start("alone", [sys.executable, str(JOBS / "held.py")])
+    assert process.end() == 0, process.text
+    found, wanted = (
+        json.loads(next(line for line in text.splitlines() if line.startswith("found")).removeprefix("found"))
+        for text in (process.text, in_job)
+    )
+    assert found == wanted
+    rounds = "nesterov:lr=1,momentum=0.5"
+    assert found[rounds][0] == {"w": [2.5, 5.0, -3.0], "s": 3.0}
+    assert found[rounds][1]["s"] == 3.5, "zeros are pushed for what is left out, and the momentum moves it"
+    assert found["after"] == {"w": [1.0] * 3, "i": [0, 0]}, "nothing of what was refused was pushed"
+    told = found["told"]
+    for what, words in {
+        "name": "UsageError: HeldTensors: no tensor is named 'x'; there are w, i",
+        "shape": "UsageError: HeldTensors: the change of 'w': expected a tensor of shape [3], float32 or what becomes that; got one of shape [1]",
+        "scalar": "got one of shape []",
+        "fraction": "the change of 'i': expected a tensor of shape [2], int64 or what becomes that; got float32; convert it",
+        "complex": "got complex64",
+        "sparse": "got one that is sparse_coo; convert it with to_dense()",
+        "list": "the change of 'w': expected a tensor of shape [3], float32 or what becomes that; got a list",
+        "powersgd": "CodecError: codec powersgd: changes are pushed by a codec of one round",
+        "onebit/int8": "CodecError: codec onebit/int8: changes are pushed by a codec of one round",
+        "onebitt": "CodecError: ",
+    }.items():
+        assert words in told[what], told[what]

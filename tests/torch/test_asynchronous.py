@@ -102,3 +102,10 @@ def test_alone_it_is_the_optimizer_itself_and_held_tensors_obey_their_rule(alone
     }.items():
         with pytest.raises(UsageError, match=words):
             make()
+
+
+def test_held_tensors_that_a_codec_cannot_carry_are_refused_alone_too(alone: None) -> None:
+    for _ in range(2):
+        with pytest.raises(CodecError, match=r"tensor 'w': .*onebit"):
+            psgc.HeldTensors({"w": torch.ones(9000, dtype=torch.int64)}, "h", compression="onebit")
+    assert psgc.HeldTensors({"w": torch.ones(9000)}, "h", compression="onebit").values["w"].tolist() == [1.0] * 9000

@@ -52,7 +52,7 @@ class HeldFragment:
 
     def leave(self) -> None:
         """Send how far the parameters have come."""
-        self._held.push(_Moved(self._parameters, self._held.values))
+        self._held._psgc_push(_Moved(self._parameters, self._held.values))
         self.under_way = True
 
     def take(self, mix: float) -> None:

@@ -19,11 +19,11 @@ from psgc.codecs import parse_scheme
 from psgc.codecs.scheme import PairScheme
 from psgc.errors import CodecError, UsageError
 from psgc.layout.update_rule import UpdateRule
-from psgc.server.weights.rules import RuleState
 from psgc.torch.session import api
 from psgc.torch.session.replaceable import refuse_replaceable
 from psgc.torch.tensors.codec_text import given_text
 from psgc.torch.tensors.declaring import declaration, spec_of
+from psgc.torch.tensors.held_alone import HeldAlone
 from psgc.torch.tensors.sent import SentBucket
 from psgc.worker.residuals.residual import LayoutMemory
 from psgc.worker.session import Session
@@ -90,6 +90,25 @@ class HeldBucket(SentBucket):
         return self.pulls
 
 
+def _check_change(change: torch.Tensor, value: torch.Tensor, name: str) -> None:
+    """Raise UsageError for what is no change of a tensor with this value."""
+    wanted = (
+        f"HeldTensors: the change of {name!r}: expected a tensor of shape {list(value.shape)}, {_text(value.dtype)} or what becomes that"
+    )
+    if not isinstance(change, torch.Tensor):
+        raise UsageError(f"{wanted}; got a {type(change).__name__}")
+    if change.shape != value.shape:
+        raise UsageError(f"{wanted}; got one of shape {list(change.shape)}")
+    if not torch.can_cast(change.dtype, value.dtype):
+        raise UsageError(f"{wanted}; got {_text(change.dtype)}; convert it")
+    if change.layout != torch.strided:
+        raise UsageError(f"{wanted}; got one that is {_text(change.layout)}; convert it with to_dense()")
+
+
+def _text(value: object) -> str:
+    return str(value).removeprefix("torch.")
+
+
 class HeldTensors(api.Member):
     """Tensors that servers hold under ``name``, and update by ``rule`` whenever a rank pushes a change.
 
@@ -125,24 +144,24 @@ class HeldTensors(api.Member):
                 raise UsageError(f"HeldTensors: tensor {key!r} is complex; give torch.view_as_real() of it")
         for spec in specs:
             self.rule.check_dtype(spec.dtype)
+        layout = session.declare(declaration(
+            session, f"weights.{name}", "weights", specs, one_way(given_text(compression)), mean=False, rule=self.rule.canonical,
+            past_steps=0 if memory is None else memory.steps,
+        ))  # fmt: skip
+        names.add(name)
+        self._layout, self._asked = layout, 0
         self.values = {key: torch.zeros(tensor.shape, dtype=tensor.dtype) for key, tensor in tensors.items()}
         self.buckets: list[HeldBucket] = []
-        self._states: dict[str, RuleState] = {}
-        names.add(name)
-        self._layout = None
-        if not config.solo:
-            self._layout = session.declare(declaration(
-                session, f"weights.{name}", "weights", specs, one_way(given_text(compression)), mean=False, rule=self.rule.canonical,
-                past_steps=0 if memory is None else memory.steps,
-            ))  # fmt: skip
-            for bucket in self._layout.buckets:
+        self._alone = HeldAlone(self.rule, memory) if config.solo else None
+        if self._alone is None:
+            for bucket in layout.buckets:
                 array = np.zeros(bucket.numel, np.dtype(bucket.dtype))
                 flat = torch.from_numpy(array)
-                for key, place in self._layout.places(bucket):
+                for key, place in layout.places(bucket):
                     self.values[key] = flat[place].view(self.values[key].shape)
-                self.buckets.append(HeldBucket(self._layout, bucket, _Flat(array)))
+                self.buckets.append(HeldBucket(layout, bucket, _Flat(array)))
             if memory is not None:
-                session.remember(self._layout, memory)
+                session.remember(layout, memory)
             api.add_member(self)
         with torch.no_grad():
             for key, tensor in tensors.items():
@@ -155,7 +174,9 @@ class HeldTensors(api.Member):
         return self._session
 
     def push_pull(self, changes: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Push a change of each tensor (of those that are left out, zeros), and wait for the values with it. Returns ``values``."""
+        """Push a change of each tensor (of those that are left out, zeros), and wait for the values with it. Returns ``values``. changes: by name, of the
+        tensors' shapes, and of dtypes that become theirs without losing a fraction or an imaginary part; of any device. Raises UsageError for others, and
+        then pushes nothing."""
         self.push(changes)
         return self.take()
 
@@ -164,15 +185,21 @@ class HeldTensors(api.Member):
         unknown = [key for key in changes if key not in self.values]
         if unknown:
             raise UsageError(f"HeldTensors: no tensor is named {unknown[0]!r}; there are {', '.join(self.values)}")
-        with torch.no_grad():
-            if self._layout is None:
-                self._apply_here(changes)
-                return
-            for key, value in self.values.items():
-                if key in changes:
-                    value.copy_(changes[key])
-                else:
-                    value.zero_()
+        for key, change in changes.items():
+            _check_change(change, self.values[key], key)
+        self._psgc_push(changes)
+
+    @torch.no_grad()
+    def _psgc_push(self, changes: Mapping[str, torch.Tensor]) -> None:
+        """``push`` of what is known to fit."""
+        for key, value in self.values.items():
+            change = value if self._alone is None else torch.empty_like(value)
+            if key in changes:
+                change.copy_(changes[key])
+            else:
+                change.zero_()
+            if self._alone is not None:
+                self._alone.apply(key, value, change)
         self._leave(pull=False)
 
     def take(self) -> dict[str, torch.Tensor]:
@@ -188,24 +215,16 @@ class HeldTensors(api.Member):
     def remembered(self) -> LayoutMemory:
         """What this rank's codecs keep of the changes, between two pushes, and the momentum that servers keep of ``nesterov`` in rounds, of the tensors
         that this rank answers for."""
-        return LayoutMemory() if self._layout is None else self._session.remembered(self._layout, dropped=False)
+        if self._alone is not None:
+            return self._alone.remembered(self._layout.past_steps + self._asked)
+        return self._session.remembered(self._layout, dropped=False)
 
     def _leave(self, pull: bool) -> None:
         """Push what ``values`` holds, which must be changes now, or only ask for the values."""
+        self._asked += 1
         for bucket in self.buckets:
             bucket.pulls = pull
             bucket.send(self._session)
-
-    def _apply_here(self, changes: Mapping[str, torch.Tensor]) -> None:
-        """In a job of one process, which has no servers."""
-        for key, change in changes.items():
-            values, total = self.values[key].numpy().reshape(-1), change.detach().cpu().numpy().reshape(-1)
-            total = total.astype(values.dtype if values.dtype.kind == "f" else np.int64)
-            new = np.empty_like(values)
-            state = self._states.setdefault(key, RuleState(self.rule, values.size, total.dtype))
-            state.begin()
-            state.apply(0, values.size, values, total, 1, new)
-            values[:] = new
 
     def check_leaving(self) -> None:
         """Raise UsageError: servers' values end with their job."""
