@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from typing import Final
 
 from psgc import __version__
 from psgc.errors import RemoteProtocolError
@@ -89,6 +90,11 @@ class Admission:
             return self._job.abort(
                 f"{who}, which is to take the place of {worker.label}, runs psgc {register.version}, the job {__version__}", now
             )
+        if differs := other_settings(worker.register, register):
+            raise RemoteProtocolError(
+                f"pid {register.pid} on {register.hostname} would take the place of {worker.label}, but it has {differs}; start it with the same settings",
+                ErrorCode.NOT_ADMITTED,
+            )
         if worker.register.shrinks and any(other.left for other in self._job.roster.workers()):
             return [self._await_the_end(peer, register, now)]  # it is too late to go on with the others
         return [*self._job.losses.replace(worker, peer, register, now), self._job.topology(worker)]
@@ -144,3 +150,24 @@ class Admission:
         kept = [*(Keep(Joined.of(member.peer, member.register)) for member in self._job.roster), Keep(Complete(self._job.epoch))]
         warning = [Log(logging.WARNING, AT_ONE)] if self._job.roster.at_one else []
         return [*kept, *warning, Log(logging.INFO, text), *map(self._job.topology, self._job.roster)]
+
+
+def other_settings(former: Register, new: Register) -> str:
+    """Of the settings in which all workers agree, or all of a node, the first that a process has otherwise than the one whose place it would take; "" if there
+    is none."""
+    for name, variable in _SETTINGS.items():
+        own, wanted = getattr(new, name), getattr(former, name)
+        if own == wanted:
+            continue
+        if isinstance(own, bool):
+            return f"{variable} {'set' if own else 'not set'}, unlike that one"
+        own, wanted = (",".join(map(str, each)) or "none" if isinstance(each, tuple) else each for each in (own, wanted))
+        return f"{variable}={own}, and that one had {wanted}"
+    return ""
+
+
+_SETTINGS: Final = {
+    "nodes": "DMLC_NUM_WORKER", "servers": "DMLC_NUM_SERVER", "local_size": "BYTEPS_LOCAL_SIZE", "roots": "BYTEPS_REDUCE_ROOTS",
+    "switch": "BYTEPS_PCIE_SWITCH_SIZE", "encrypt": "PSGC_ENCRYPT", "planned": "PSGC_PLAN", "asynchronous": "PSGC_ASYNC",
+    "shrinks": "PSGC_ON_WORKER_LOSS=shrink",
+}  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from psgc.scheduler.actions import Action
@@ -196,3 +198,20 @@ def test_a_process_of_another_launcher_takes_the_place_of_one_that_has_ended_a_m
 def test_a_stranger_in_a_living_workers_place_is_refused(job: Followed) -> None:
     stranger = register(node=1, pid=77, incarnation=1, shrinks=True)
     assert "another process has taken the place" in refused(job.join("x", stranger), ErrorCode.NOT_ADMITTED)
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"local_size": 3}, "BYTEPS_LOCAL_SIZE=3, and that one had 1"),
+        ({"encrypt": True}, "PSGC_ENCRYPT set, unlike that one"),
+        ({"shrinks": False}, "PSGC_ON_WORKER_LOSS=shrink not set, unlike that one"),
+        ({"roots": (0, 1)}, "BYTEPS_REDUCE_ROOTS=0,1, and that one had none"),
+    ],
+)
+def test_a_process_with_other_settings_takes_nobodys_place_and_the_job_goes_on(job: Followed, other: dict[str, Any], said: str) -> None:
+    job.dead = {1010}
+    settings = {"node": 1, "pid": 77, "incarnation": 1, "shrinks": True}
+    text = refused(job.join("x", register(**(settings | other))), ErrorCode.NOT_ADMITTED)
+    assert f"pid 77 on host1 would take the place of worker 1 (node 1, local rank 0, pid 1010 on host1), but it has {said}" in text
+    assert sent(job.join("y", register(**settings)), Kind.TOPOLOGY).keys() == {"y"}
