@@ -149,7 +149,8 @@ class Fuzzed:
         following = self.fresh()
         following.resume(written, self.now)
         if following.failed is not None:  # what was under way cannot be taken up, and it says so
-            return self.begin()
+            self.begin()
+            return
         assert [to_json(record) for record in following.records()] == [to_json(record) for record in written]
         self.membership = following
 
