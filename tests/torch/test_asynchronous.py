@@ -13,6 +13,8 @@ import psgc.torch as psgc
 from psgc.config import Config
 from psgc.errors import CodecError, ConfigError, UsageError
 from psgc.pslite.settings import Settings
+from psgc.torch.optimizers.asynchronous import AsyncDistributed
+from psgc.torch.optimizers.averaging import Distributed
 from psgc.torch.plans.choice import Choice
 
 
@@ -109,3 +111,29 @@ def test_held_tensors_that_a_codec_cannot_carry_are_refused_alone_too(alone: Non
         with pytest.raises(CodecError, match=r"tensor 'w': .*onebit"):
             psgc.HeldTensors({"w": torch.ones(9000, dtype=torch.int64)}, "h", compression="onebit")
     assert psgc.HeldTensors({"w": torch.ones(9000)}, "h", compression="onebit").values["w"].tolist() == [1.0] * 9000
+
+
+def test_a_script_that_handles_errors_as_documented_runs_as_it_is(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/optimizers.md: put_back() or discard() after a backward that raised. Nothing was sent, so both clear the gradients."""
+    monkeypatch.setattr(psgc.current_session(), "config", Config(async_mode=True))
+    model = nn.Linear(3, 2)
+    optimizer: Any = psgc.DistributedOptimizer(sgd(model), model.named_parameters())
+    before = model.weight.detach().clone()
+    for give_up in (optimizer.put_back, optimizer.discard):
+        model(torch.ones(4, 3)).sum().backward()
+        give_up()
+        assert model.weight.grad is None
+        optimizer.step()
+        assert torch.equal(model.weight, before)
+    with optimizer.no_sync():
+        model(torch.ones(4, 3)).sum().backward()
+    optimizer.replayed()
+    optimizer.step()
+    assert not torch.equal(model.weight, before)
+
+
+def test_it_has_all_that_users_call_of_a_synchronous_one() -> None:
+    synchronous, asynchronous = ({name for name in vars(of) if not name.startswith("_")} for of in (Distributed, AsyncDistributed))
+    torchs = set(dir(torch.optim.Optimizer))
+    assert synchronous - torchs <= asynchronous
+    assert asynchronous - torchs - synchronous == {"pull"}

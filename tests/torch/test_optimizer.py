@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import types
 import warnings
 from typing import Any
 
@@ -58,6 +59,70 @@ def test_learning_rate_schedulers_work_whichever_is_made_first(scheduler_first: 
             scheduler.step()
     assert optimizer.param_groups[0]["lr"] == 0.125
     assert optimizer._psgc_gradients.exchange.last.outcome == "settled"
+
+
+def guarded(optimizer: Any) -> None:
+    own = optimizer.step
+    optimizer.step = lambda: own() if optimizer.param_groups else None
+
+
+def guarded_by_a_method(optimizer: Any) -> None:
+    own = optimizer.step
+    optimizer.step = types.MethodType(lambda self, *given: own(*given), optimizer)
+
+
+def guarded_and_scheduled(optimizer: Any) -> None:
+    guarded_by_a_method(optimizer)
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+
+
+def compiled(optimizer: Any) -> None:
+    optimizer.step = torch.compile(optimizer.step)
+
+
+def across(optimizer: Any, model: nn.Module) -> Any:
+    return psgc.CrossBarrier(model, optimizer, model.named_parameters())
+
+
+def distributed(optimizer: Any, model: nn.Module) -> Any:
+    return psgc.DistributedOptimizer(optimizer, model.named_parameters())
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile's own
+@pytest.mark.parametrize("wrapped", [distributed, across])
+@pytest.mark.parametrize("replace", [guarded, guarded_by_a_method, guarded_and_scheduled, compiled])
+def test_a_step_that_the_script_has_put_there_is_refused_and_not_thrown_away(replace: Any, wrapped: Any) -> None:
+    model = model_of(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    replace(optimizer)
+    step_of = optimizer.__dict__["step"]
+    with pytest.raises(
+        UsageError,
+        match=r"(DistributedOptimizer|CrossBarrier): the script has replaced the optimizer's step\(\) by .*; replace it after this call",
+    ):
+        wrapped(optimizer, model)
+    assert optimizer.__dict__["step"] is step_of and type(optimizer) is torch.optim.SGD
+    del optimizer.step
+    calls: list[int] = []
+    optimizer = wrapped(optimizer, model)
+    own = optimizer.step
+    optimizer.step = lambda: (calls.append(1), own())  # type: ignore[assignment, method-assign]
+    step(model, optimizer)
+    assert calls == [1]
+
+
+def test_a_schedulers_count_of_a_step_of_the_optimizers_own_class_is_no_replacement() -> None:
+    class Own(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            return super().step(closure)
+
+    model = model_of(3, 2)
+    optimizer = Own(model.parameters(), lr=1.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    wrapped = psgc.DistributedOptimizer(optimizer, model.named_parameters())
+    step(model, wrapped)
+    scheduler.step()
+    assert wrapped.param_groups[0]["lr"] == 0.5
 
 
 def test_step_hooks_run_once_also_after_loading_a_state(caplog: pytest.LogCaptureFixture) -> None:

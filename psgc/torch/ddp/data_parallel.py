@@ -7,7 +7,7 @@ that torch's own DistributedDataParallel wraps, ``hook`` is the file.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from psgc.errors import UsageError
 from psgc.torch.ddp import amp
 from psgc.torch.ddp.told import add_model
+from psgc.torch.gradients.buckets import GradientBucket
 from psgc.torch.gradients.exchange import GradientExchange
 from psgc.torch.gradients.front_end import Parameters
 from psgc.torch.gradients.in_backward import BackwardGradients
@@ -40,6 +41,8 @@ class DistributedDataParallel(torch.nn.Module):
     gradient_as_bucket_view: as of ``DistributedOptimizer``.
     Gradients of embeddings with sparse=True travel as rows, as ``DistributedOptimizer(sparse=module)`` has them.
     On construction all ranks get rank 0's parameters and buffers. All ranks must run the same number of backwards.
+    ``copy.deepcopy`` and ``torch.save`` take the module and these arguments along, and nothing of the job. A copy averages its gradients, too, and all ranks
+    must train it alike; one that is only evaluated (a moving average) is its rank's own business.
     Raises UsageError for several devices, or a module without anything to train; CodecError.
     """
 
@@ -52,33 +55,62 @@ class DistributedDataParallel(torch.nn.Module):
             raise UsageError(
                 f"DistributedDataParallel: device_ids has {len(device_ids)} devices, expected one: each process trains on one device"
             )
+        self.module, self.broadcast_buffers = module, broadcast_buffers
+        self._compression, self._as_views = compression, gradient_as_bucket_view
+        self._gradients: BackwardGradients | None = None  # of a copy that has not joined yet
+        self._prefix = ""  # of the names of what it exchanges
+        if not self._trains:
+            raise UsageError("DistributedDataParallel: no parameter of the module requires a gradient; leave the wrapper out")
+        exchange = self._exchange("model")
+        broadcast_parameters(module.state_dict(), 0, f"{self._prefix}.")
+        self._average(exchange)
+
+    @property
+    def _trains(self) -> bool:
+        return any(parameter.requires_grad for parameter in self.module.parameters())
+
+    def _exchange(self, kind: str) -> GradientExchange[GradientBucket]:
+        """A new one in this process's session. kind: among whose the model is counted, the same on every rank."""
         session = api.current_session()
         refuse_replaceable(session, "DistributedDataParallel")
         refuse_backup(session, "DistributedDataParallel")
-        choice = chosen(session, compression, "DistributedDataParallel")
+        choice = chosen(session, self._compression, "DistributedDataParallel")
         if choice.auto:
             raise UsageError(
                 "DistributedDataParallel: auto chooses for DistributedOptimizer and ddp_hook; name a codec, a rule or a plan here"
             )
-        if not any(parameter.requires_grad for parameter in module.parameters()):
-            raise UsageError("DistributedDataParallel: no parameter of the module requires a gradient; leave the wrapper out")
+        module = self.module
         names: dict[torch.Tensor, str] = {parameter: name for name, parameter in module.named_parameters() if parameter.requires_grad}
         choice.check(names)
         rows = rows_among(session, module if has_sparse(module) else (), names, choice, "DistributedDataParallel")
-        self.module, self.broadcast_buffers = module, broadcast_buffers
-        number = api.next_number(session, "model")
-        self._prefix = f"model{number}"
-        broadcast_parameters(module.state_dict(), 0, f"{self._prefix}.")
+        number = api.next_number(session, kind)
+        self._prefix = f"{kind}{number}"
+        return GradientExchange(session, self._prefix, choice, turn=number, sparse=rows)
+
+    def _average(self, exchange: GradientExchange[GradientBucket]) -> BackwardGradients:
         amp.install()
-        self._gradients = BackwardGradients(
-            GradientExchange(session, self._prefix, choice, turn=number, sparse=rows), 1, False, self._parameters_to_watch,
-            gradient_as_bucket_view,
-        )  # fmt: skip
-        self._gradients.watch()
-        add_model(self._gradients)
+        gradients = self._gradients = BackwardGradients(exchange, 1, False, self._parameters_to_watch, self._as_views)
+        gradients.watch()
+        add_model(gradients)
+        return gradients
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what belongs to this process and its job."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("_gradients", "_prefix")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._gradients, self._prefix = None, ""
+
+    def _joined(self) -> BackwardGradients | None:
+        """A copy joins here, once it is to train. None: it is not."""
+        if self._gradients is None and self._trains:
+            return self._average(self._exchange("copy"))
+        return self._gradients
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        if self.broadcast_buffers and self.training and torch.is_grad_enabled() and not self._gradients.backwards.held:
+        gradients = self._joined() if torch.is_grad_enabled() else None
+        if gradients is not None and self.broadcast_buffers and self.training and not gradients.backwards.held:
             buffers = self._buffers_to_send()
             if buffers:
                 broadcast_tensors(list(buffers.items()), 0, f"{self._prefix}.buffers.")
@@ -94,15 +126,17 @@ class DistributedDataParallel(torch.nn.Module):
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Inside, backwards add to this rank's own p.grad and nothing is sent; the next backward outside sends the sum. Every rank must do the same."""
-        with self._gradients.backwards.holding():
+        gradients = self._joined()
+        with nullcontext() if gradients is None else gradients.backwards.holding():
             yield
 
     def synchronize(self) -> None:
         """For scripts of BytePS, which call it where layers were skipped: after ``backward()`` every p.grad holds the mean already, and it does nothing."""
-        self._gradients.synchronize()
+        if self._gradients is not None:
+            self._gradients.synchronize()
 
     def _parameters_to_watch(self) -> Parameters:
         """Those that may require a gradient only now."""
         for name, parameter in self.module.named_parameters():
-            if not self._gradients.knows(parameter):
+            if self._gradients is None or not self._gradients.knows(parameter):
                 yield parameter, spec_of(parameter, name, f"parameter {name!r}")

@@ -9,8 +9,8 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -141,9 +141,28 @@ class DdpHook:
         averaged.take(Arrival(parameters, gradients, completion, bucket.is_last()))
         return completion.future
 
+    def __deepcopy__(self, memo: object) -> DdpHook:
+        """Itself, as of a function: copies of DDP models list their hooks, and average without them until they are registered there."""
+        return self
+
+    def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
+        """A hook belongs to its process and job: in what is saved, with a model, it has a name that tells so."""
+        return _none_saved, ()
+
     def _register(self, wrapper: DistributedDataParallel) -> None:
         check_group(wrapper, self._session)
         if wrapper.mixed_precision is not None:
             raise UsageError("DistributedDataParallel(mixed_precision=...) has a hook of its own; use torch.autocast for mixed precision")
         wrapper.register_comm_hook(None, self)
         SERVED.add(wrapper)
+
+
+def _none_saved() -> Callable[[object, object], NoReturn]:
+    return saved_hook
+
+
+def saved_hook(state: object, bucket: object) -> NoReturn:
+    """In place of a hook that was saved with its model. Raises UsageError."""
+    raise UsageError(
+        "psgc's hook was not saved with its DistributedDataParallel; register psgc.torch.ddp_hook() on the one that was loaded"
+    )

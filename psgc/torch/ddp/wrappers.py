@@ -1,6 +1,7 @@
 """Keeps track of the models that torch's DistributedDataParallel has wrapped in this process, and calls a function for each new one.
 
-Owns the one method of DistributedDataParallel that it replaces, its constructor, once. Knows nothing of psgc's sessions and gradients.
+Owns the two methods of DistributedDataParallel that it replaces, once: its constructor, and what restores a copy.
+Knows nothing of psgc's sessions and gradients.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-_construct = DistributedDataParallel.__init__
+_construct, _restore = DistributedDataParallel.__init__, DistributedDataParallel.__setstate__
 
 
 @dataclass
@@ -38,6 +39,7 @@ def watch() -> None:
         _known.watching = True
         _find()
         DistributedDataParallel.__init__ = constructed  # type: ignore[method-assign]
+        DistributedDataParallel.__setstate__ = restored  # type: ignore[method-assign]
 
 
 def do_with_new(then: Callable[[DistributedDataParallel], None] | None) -> None:
@@ -52,6 +54,13 @@ def constructed(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> Non
     _add(self)
     if _known.then is not None:
         _known.then(self)
+
+
+@functools.wraps(_restore)
+def restored(self: DistributedDataParallel, state: Any) -> None:
+    """Of a copy, and one that was saved: it averages by itself, without a hook, as DDP has it."""
+    _restore(self, state)  # type: ignore[no-untyped-call]
+    _add(self)
 
 
 def made() -> int:

@@ -45,7 +45,7 @@ class ForwardWaits:
                         f"parameter would update it apart; use DistributedOptimizer for this model"
                     )
                 self._owner[parameter] = module
-        reference = weakref.ref(self)
+        reference = _Waiting(self)
         for module in names:
             module.register_forward_pre_hook(functools.partial(_before_forward, reference), prepend=True)
             module.register_state_dict_pre_hook(functools.partial(_before_state, reference))
@@ -83,13 +83,26 @@ class ForwardWaits:
         return module
 
 
-def _before_forward(waits: weakref.ref[ForwardWaits], module: torch.nn.Module, _inputs: Any) -> None:
+class _Waiting:
+    """What a model's hooks call, as long as it lives. Those of a copy of the model, and of one that was saved, call nothing."""
+
+    def __init__(self, waits: ForwardWaits | None = None) -> None:
+        self._waits = None if waits is None else weakref.ref(waits)
+
+    def __call__(self) -> ForwardWaits | None:
+        return None if self._waits is None else self._waits()
+
+    def __reduce__(self) -> tuple[type[_Waiting], tuple[()]]:
+        return _Waiting, ()
+
+
+def _before_forward(waits: _Waiting, module: torch.nn.Module, _inputs: Any) -> None:
     found = waits()
     if found is not None:
         found.before(module)
 
 
-def _before_state(waits: weakref.ref[ForwardWaits], *_: Any) -> None:
+def _before_state(waits: _Waiting, *_: Any) -> None:
     found = waits()
     if found is not None:
         found.wait(None)

@@ -14,7 +14,7 @@ import torch
 from psgc.errors import UsageError
 from psgc.torch.gradients.changes import Changes
 from psgc.torch.optimizers.refusals import refuse_foreign
-from psgc.torch.optimizers.wrapping import become, named_parameters_of, trained
+from psgc.torch.optimizers.wrapping import become, named_parameters_of, refuse_copy, trained
 from psgc.torch.plans.choice import Choice
 from psgc.torch.session import api
 from psgc.torch.tensors.held import held_dtype, one_way
@@ -45,6 +45,8 @@ class AsyncDistributed(torch.optim.Optimizer):
     _psgc_names: dict[torch.Tensor, str]
     _psgc_changes: Changes
 
+    __getstate__ = refuse_copy
+
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """A step on this rank's own gradients; then the parameters are the servers', with this step's changes among them. In the first step, rank
         0's parameters become the servers'. Raises UsageError for a parameter that was changed since the last step; JobFailed."""
@@ -70,6 +72,15 @@ class AsyncDistributed(torch.optim.Optimizer):
         yield
 
     no_sync = skip_synchronize
+
+    def replayed(self) -> None:
+        """Does nothing: gradients that a CUDA graph's replay has written are this rank's own, as all are, and step() applies them."""
+
+    def discard(self) -> None:
+        """Do without the gradients in p.grad, in place of step(): the same as ``zero_grad()``. Nothing of them has been sent."""
+        self.zero_grad()
+
+    put_back = discard  # no other rank has taken part in them
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Changes nothing: gradients add up on this rank until step()."""

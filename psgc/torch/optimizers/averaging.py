@@ -22,7 +22,7 @@ from psgc.torch.gradients.in_backward import BackwardGradients
 from psgc.torch.optimizers.completing import Completing
 from psgc.torch.optimizers.left_out import leave_out
 from psgc.torch.optimizers.refusals import refuse_foreign
-from psgc.torch.optimizers.wrapping import check_passes, named_parameters_of, parameter_spec, trained
+from psgc.torch.optimizers.wrapping import check_passes, named_parameters_of, parameter_spec, refuse_copy, trained
 from psgc.torch.plans.choice import Choice, switched
 from psgc.torch.session import api
 from psgc.worker.session import Session
@@ -35,6 +35,8 @@ class Distributed(torch.optim.Optimizer):
     _psgc_names: dict[torch.Tensor, str]
     _psgc_completing: Completing
     _psgc_updated: int = 0  # so many of the next updates have been made already, in another rank's state (psgc.torch.Elastic)
+
+    __getstate__ = refuse_copy
 
     def _psgc_join(
         self, session: Session, names: dict[torch.Tensor, str], choice: Choice, passes: int,

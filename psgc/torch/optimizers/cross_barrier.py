@@ -20,7 +20,17 @@ from psgc.torch.gradients.unbarriered import UnbarrieredGradients
 from psgc.torch.optimizers.averaging import Distributed
 from psgc.torch.optimizers.partial_step import PartialSteps
 from psgc.torch.optimizers.refusals import refuse_foreign
-from psgc.torch.optimizers.wrapping import become, check_count, check_passes, named_parameters_of, names_of, parameter_spec, trained
+from psgc.torch.optimizers.wrapping import (
+    become,
+    check_count,
+    check_passes,
+    named_parameters_of,
+    names_of,
+    parameter_spec,
+    refuse_copy,
+    refuse_replaced_step,
+    trained,
+)
 from psgc.torch.plans.choice import Given, chosen
 from psgc.torch.session import api
 from psgc.torch.session.backup import refuse_backup
@@ -46,7 +56,7 @@ def CrossBarrier(  # noqa: N802 - BytePS's name
 
     The losses are those of ``DistributedOptimizer``, bit for bit, where the codec is exact or does not depend on how tensors are fused.
     model:      whose layers wait: before their forward, also under ``no_grad``, and before ``state_dict()`` and ``load_state_dict()``. Whoever reads a
-                parameter otherwise after step() calls ``optimizer.synchronize()`` before.
+                parameter otherwise after step(), or copies the model, calls ``optimizer.synchronize()`` before.
     optimizer:  SGD, Adam, AdamW, or any other whose step treats each parameter by itself. An update uses the options (learning rates) of its own step.
     named_parameters, compression, backward_passes_per_step, gradient_as_bucket_view: as of ``DistributedOptimizer``; no "auto".
     num_steps:  the last step, which ends with all updates applied.
@@ -62,6 +72,7 @@ def CrossBarrier(  # noqa: N802 - BytePS's name
         )
     if not isinstance(model, torch.nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(f"CrossBarrier(model, optimizer): got {type(model).__name__} and {type(optimizer).__name__}")
+    refuse_replaced_step(optimizer, "CrossBarrier")
     check_passes(backward_passes_per_step)
     check_count("CrossBarrier: num_steps", num_steps)
     session = api.current_session()
@@ -95,6 +106,8 @@ class CrossBarriered(torch.optim.Optimizer):
     _psgc_crossing: UnbarrieredGradients
     _psgc_updates: PartialSteps
     _psgc_last: int  # the number of the step that ends with all updates applied
+
+    __getstate__ = refuse_copy
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Send what backward has not sent yet, and return: each parameter is updated before its layer's next forward."""

@@ -19,6 +19,7 @@ from psgc.codecs import BucketContext, Stream, parse_scheme
 from psgc.codecs.outer import CHUNK, SIDE
 from psgc.codecs.relay import join_payloads
 from psgc.errors import NonFiniteError, UsageError
+from psgc.torch.optimizers.wrapping import refuse_copy
 from psgc.torch.session import api
 from psgc.torch.session.backup import refuse_backup
 from psgc.torch.session.replaceable import refuse_replaceable
@@ -52,6 +53,8 @@ class DeMo(torch.optim.Optimizer):
 
     _made = False
     _step_supports_amp_scaling = True  # a GradScaler calls step() also after an overflow, and hands it the scale
+
+    __getstate__ = refuse_copy
 
     def __init__(
         self, named_parameters: Named, lr: float = 1e-3, *, decay: float = 0.999, k: int = 32, weight_decay: float = 0.0

@@ -21,7 +21,7 @@ from psgc.torch.optimizers.asynchronous import make_asynchronous
 from psgc.torch.optimizers.averaging import Distributed
 from psgc.torch.optimizers.overlapped import check_overlapped, overlapped
 from psgc.torch.optimizers.refusals import refuse_foreign
-from psgc.torch.optimizers.wrapping import become, check_passes, names_of, trained
+from psgc.torch.optimizers.wrapping import become, check_passes, names_of, refuse_replaced_step, trained
 from psgc.torch.plans.choice import Given, chosen
 from psgc.torch.session import api
 from psgc.torch.session.backup import backup_of, refuse_backup
@@ -79,6 +79,7 @@ def DistributedOptimizer(  # noqa: N802 - BytePS's and Horovod's name
     check_optimizer(optimizer, "DistributedOptimizer", lbfgs=True)
     if hasattr(optimizer, "_psgc_names"):
         raise UsageError("this optimizer is a DistributedOptimizer already; wrap each optimizer once")
+    refuse_replaced_step(optimizer, "DistributedOptimizer")
     check_passes(backward_passes_per_step)
     session = api.current_session()
     choice = chosen(session, compression, "DistributedOptimizer")

@@ -6,7 +6,7 @@ import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 
@@ -17,8 +17,31 @@ from psgc.torch.tensors.declaring import spec_of
 Addition = TypeVar("Addition", bound=torch.optim.Optimizer)
 
 
+def refuse_replaced_step(optimizer: torch.optim.Optimizer, by: str) -> None:
+    """Raise UsageError if the script has replaced the optimizer's own step(), which ``become`` would undo. A learning-rate scheduler's replacement is
+    not meant: it only counts. by: the call that the optimizer was given to."""
+    replaced = optimizer.__dict__.get("step")
+    if hasattr(replaced, "_wrapped_by_lr_sched"):  # what the scheduler found there
+        found = getattr(replaced, "__wrapped__", None)
+        replaced = None if any(vars(kind).get("step") is found for kind in type(optimizer).__mro__) else found
+    if replaced is not None:
+        name = getattr(replaced, "__qualname__", type(replaced).__name__)
+        raise UsageError(
+            f"{by}: the script has replaced the optimizer's step() by {name}, which would be lost, as psgc puts its own there; replace it after this call"
+        )
+
+
+def refuse_copy(optimizer: torch.optim.Optimizer) -> NoReturn:
+    """Raise UsageError: for ``__getstate__`` of optimizers that exchange something, whose copy could only step without its job."""
+    kind = type(optimizer).__name__
+    raise UsageError(
+        f"this {kind} is one of psgc's, and belongs to its process and job, so it is neither copied nor pickled; copy or save its state_dict(), and make and "
+        f"wrap a new {kind} that loads it"
+    )
+
+
 def become(optimizer: torch.optim.Optimizer, addition: type[Addition]) -> Addition:
-    """From now on ``addition`` is first in the method resolution order of the optimizer's class."""
+    """From now on ``addition`` is first in the method resolution order of the optimizer's class. See ``refuse_replaced_step``."""
     scheduled = optimizer.__dict__.pop("step", None)
     kind = type(optimizer)
     optimizer.__class__ = type(kind.__name__, (addition, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
