@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from psgc.errors import ConfigError, UsageError
+from psgc.launch.files import check_place
 from psgc.launch.flags import Json
 
 
@@ -45,6 +46,7 @@ def syncer(
         raise UsageError(f"syncer: --rule {rule}: rounds and bounds make learners wait; choose delayed, or one with round=0")
     if not 0 < save_every < float("inf"):
         raise UsageError(f"syncer: --save-every {save_every:g}: expected seconds above 0")
+    check_place(save, "syncer: --save")
     config = Config.from_env(role="server", log_level="info")
     if learners is None and not config.token and not (host and is_loopback(host)):
         raise ConfigError(

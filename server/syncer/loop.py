@@ -22,6 +22,7 @@ from psgc.errors import CodecError, PsgcError, RemoteProtocolError
 from psgc.layout.update_rule import UpdateRule
 from psgc.processes.addresses import listening_socket
 from psgc.processes.mailbox import Mailbox
+from psgc.processes.reminder import Reminder
 from psgc.server.syncer.state import Answer, Apply, Begin, Drop, Effect, Send, SyncerState, described, refused
 from psgc.server.syncer.tokens import Tokens
 from psgc.server.syncer.values import Values, pair_of
@@ -40,6 +41,7 @@ from psgc.wire.messages import ErrorCode, decode_body
 
 logger = logging.getLogger(__name__)
 TICK_S: Final = 1.0
+RETRY_S: Final = 60.0  # after a saving that has failed, if the next one is not due sooner
 SEE_OFF_S: Final = 1.0
 
 
@@ -57,16 +59,18 @@ class Settings:
 
 
 class Syncer:
-    """See the module's text. Raises PsgcError where it cannot begin: a port that is taken, a file that is wrong."""
+    """See the module's text. Raises PsgcError where it cannot begin: a port that is taken, a file that is wrong or cannot be written."""
 
     def __init__(self, config: Config, settings: Settings) -> None:
         self._config, self._settings = config, settings
         self._tokens = Tokens(settings.learners, config.token)
         self._values = Values(settings.rule)
         self._state = SyncerState(settings.rule.canonical)
-        if settings.save is not None and settings.save.exists():
-            self._state = self._values.load(settings.save)
-            logger.info("going on from %s: %s", settings.save, described(self._state.learners))
+        if settings.save is not None:
+            self._values.check_place(settings.save)
+            if settings.save.exists():
+                self._state = self._values.load(settings.save)
+                logger.info("going on from %s: %s", settings.save, described(self._state.learners))
         listening = listening_socket(settings.port, settings.host)
         self.port = int(listening.getsockname()[1])
         named = replace(config, node_host=settings.host or "127.0.0.1")  # nobody is told the address: learners know it
@@ -77,10 +81,12 @@ class Syncer:
         self._watch, self.mailbox = Watch(), Mailbox()
         self._changed = False  # since it was saved
         self._saved_at = time.monotonic()
+        self._save_at = self._saved_at + settings.every_s
+        self._unsaved: Reminder | None = None  # of savings that have failed since the last one that did not
         self._ended = ""
 
     def run(self) -> None:
-        """Until a signal ends it. Raises PsgcError where it cannot save."""
+        """Until a signal ends it. Raises PsgcError where it cannot save at the end."""
         parse_codec("none").warm()
         next_tick = time.monotonic() + TICK_S
         try:
@@ -205,9 +211,24 @@ class Syncer:
             if not self._tokens.admits(link.proof.rank, key):
                 revoked = RemoteProtocolError("this learner's token was revoked", ErrorCode.NOT_ADMITTED)
                 self._apply([*refused(link, revoked), Drop(link)])
-        if now - self._saved_at >= self._settings.every_s:
-            self._saved_at = now
+        if now >= self._save_at:
+            self._save_or_say(now)
+
+    def _save_or_say(self, now: float) -> None:
+        """A disk that is full for a while costs learners nothing: what the last saving lacks, the next one that succeeds has."""
+        every_s = self._settings.every_s
+        try:
             self._save()
+        except PsgcError as error:
+            self._save_at = now + min(every_s, RETRY_S)
+            self._unsaved = self._unsaved or Reminder(now - self._config.silence_s)
+            if self._unsaved.due(now, self._config.silence_s):
+                since = now - self._saved_at
+                logger.warning("%s; what was pushed in the last %.0f s is not saved, and saving is tried again", error, since)
+            return
+        if self._unsaved is not None:
+            logger.warning("saved to %s again", self._settings.save)
+        self._save_at, self._saved_at, self._unsaved = now + every_s, now, None
 
     def _save(self) -> None:
         if self._settings.save is not None and self._changed and self._state.begun:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from dataclasses import asdict
+from errno import EISDIR
 from pathlib import Path
 from typing import Any, Final
 from zipfile import BadZipFile
@@ -95,8 +97,20 @@ class Values:
         out = np.empty(pull.payload_bound(values.size), np.uint8)
         return out[: pull.encode(values, None, 1.0, _STILL, out).payload_bytes]
 
+    @staticmethod
+    def check_place(path: Path) -> None:
+        """Raise PsgcError, before there is anything to lose, where ``save`` could not write there."""
+        try:
+            if path.is_dir():
+                raise IsADirectoryError(EISDIR, os.strerror(EISDIR))
+            trial = path.with_name(f"{path.name}.test")  # not the name that another syncer may be writing to now
+            trial.open("wb").close()
+            trial.unlink()
+        except OSError as error:
+            raise PsgcError(f"syncer: --save {path}: {error.strerror or error}") from None
+
     def save(self, path: Path, state: SyncerState) -> None:
-        """Write everything to a file, which then takes the place of an older one. Raises PsgcError where that is not possible."""
+        """Write everything to a file, which then takes the place of an older one. Raises PsgcError where that is not possible; the older one stays then."""
         meta = {
             "format": FORMAT, "rule": self.rule.canonical, "model": state.model, "versions": state.versions,
             "learners": {name: asdict(learner) for name, learner in state.learners.items()},
@@ -117,6 +131,8 @@ class Values:
                 os.fsync(file.fileno())
             half.replace(path)
         except OSError as error:
+            with suppress(OSError):
+                half.unlink()  # it would take room on a disk that is full
             raise PsgcError(f"syncer: --save {path}: {error.strerror or error}") from None
 
     def load(self, path: Path) -> SyncerState:

@@ -124,6 +124,26 @@ def test_a_file_that_is_torn_or_none_is_told(tmp_path: Path) -> None:
         values.save(tmp_path / "there" / "is" / "no", SyncerState("add", ("w [5]",), (5,), [1]))
 
 
+def test_a_disk_that_is_full_leaves_the_former_file_and_takes_no_room(tmp_path: Path) -> None:
+    file, half = tmp_path / "outer.npz", tmp_path / "outer.npz.half"
+    values, state = begun("add", (5,)), SyncerState("add", ("w [5]",), (5,), [1])
+    values.save(file, state)
+    whole = file.read_bytes()
+    half.symlink_to("/dev/full")
+    with pytest.raises(PsgcError, match=r"--save .*outer.npz: No space left on device"):
+        values.save(file, state)
+    assert file.read_bytes() == whole and not half.is_symlink()
+    values.save(file, state)
+
+
+def test_a_place_that_cannot_be_written_is_told_before_anything_is_lost(tmp_path: Path) -> None:
+    Values.check_place(tmp_path / "outer.npz")
+    assert not list(tmp_path.iterdir())
+    for place in (tmp_path, tmp_path / ("x" * 254), tmp_path / "none" / "b.npz"):
+        with pytest.raises(PsgcError, match="syncer: --save "):
+            Values.check_place(place)
+
+
 @pytest.mark.parametrize("codec", ["int4", "topk:k=0.1", "int8:ef=0", "onebit"])
 def test_what_learners_push_is_decoded_by_their_own_codecs(codec: str) -> None:
     values, delta = begun("add", (4097,)), np.random.default_rng(1).normal(size=4097).astype(np.float32)

@@ -150,6 +150,9 @@ def test_a_second_learner_of_a_name_takes_the_place_of_the_first_for_good(start:
         (["--listen", "nowhere"], "--listen nowhere: expected host:port, or a port"),
         (["--listen", "0.0.0.0:0"], "give --learners a file of tokens, or set PSGC_TOKEN"),
         (["--save-every", "0"], "expected seconds above 0"),
+        (["--save", "/no/such/folder/outer.npz"], "syncer: --save /no/such/folder/outer.npz: No such file or directory: /no/such/folder"),
+        (["--save", "/"], "syncer: --save /: Is a directory"),
+        (["--save", f"{'x' * 254}"], "File name too long"),
     ],
 )
 def test_wrong_flags_are_told_in_a_line(

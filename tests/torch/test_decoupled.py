@@ -169,6 +169,39 @@ def test_no_step_waits_while_the_syncer_is_away_and_nothing_is_lost(alone: None,
     assert again._state.learners["a"].pushes >= 2
 
 
+def test_a_syncer_outlives_a_disk_that_is_full_for_a_while(
+    alone: None, start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file, half = tmp_path / "outer.npz", tmp_path / "outer.npz.half"
+    syncer, at = start("add", save=file, every_s=0.01)
+    half.mkdir()
+    own = model()
+    outside = psgc.Decoupled(own, torch.optim.SGD(own.parameters(), lr=0.01), every=1, delay=0, at=at, name="a")
+    trained(own, outside, 2)
+    while "and saving is tried again" not in caplog.text:
+        pass
+    trained(own, outside, 2)
+    assert not file.exists()
+    half.rmdir()
+    while "saved to" not in caplog.text:
+        pass
+    outside.finish()
+    assert f"syncer: --save {file}: Is a directory; what was pushed in the last" in caplog.text
+    stop(syncer)
+    again, _ = _until_free(lambda: start("add", port=syncer.port, save=file))
+    assert again._state.learners["a"].pushes == 4
+
+
+def test_what_cannot_be_saved_at_the_end_is_an_error(tmp_path: Path) -> None:
+    syncer = Syncer(Config(role="server"), Settings("127.0.0.1", 0, UpdateRule.parse("add"), save=tmp_path / "outer.npz"))
+    syncer._state.model, syncer._state.sizes, syncer._state.versions, syncer._changed = ("w [1]",), (1,), [1], True
+    syncer._values.begin((1,))
+    (tmp_path / "outer.npz.half").mkdir()
+    syncer.end("the test")
+    with pytest.raises(PsgcError, match=r"syncer: --save .*outer.npz: Is a directory"):
+        syncer.run()
+
+
 def _until_free(call: Callable[[], tuple[Syncer, str]]) -> tuple[Syncer, str]:
     """The port is free once the former syncer has ended."""
     while True:
