@@ -120,8 +120,6 @@ def test_a_learner_that_joins_late_goes_on_from_what_the_syncer_has(alone: None,
     for ours, theirs in zip(second.parameters(), first.parameters(), strict=True):
         assert torch.equal(ours, theirs)
     late.finish()
-    with pytest.raises(UsageError, match=r"finish.. has ended the exchange"):
-        late._leave(late._parts[0])
 
 
 def test_what_was_done_while_the_answer_was_on_its_way_is_kept(alone: None, start: Start) -> None:
@@ -274,6 +272,29 @@ def test_a_codec_that_needs_rounds_or_answers_with_residuals_is_refused(alone: N
     with pytest.raises(CodecError, match=r".*") as raised:
         psgc.Decoupled(own, torch.optim.SGD(own.parameters(), lr=0.1), every=2, at="127.0.0.1:1", name="a", codec=codec)
     assert "\n" not in str(raised.value)
+
+
+def test_an_exchange_that_has_ended_is_not_gone_on_with_in_silence(alone: None, start: Start) -> None:
+    at, own = start("add")[1], model()
+    inner = torch.optim.SGD(own.parameters(), lr=0.01)
+    over = "learner a's exchange has ended, with finish.. or its block; make another Decoupled to go on"
+    with psgc.Decoupled(own, inner, every=2, at=at, name="a") as outside:
+        trained(own, outside, 3)
+    with pytest.raises(UsageError, match=over), outside:
+        pass
+    for call in (outside.step, outside.finish):
+        with pytest.raises(UsageError, match=over):
+            call()
+    inner.step()  # by itself, it goes on as ever
+    assert outside.steps == 3
+    with psgc.Decoupled(own, inner, every=2, at=at, name="a") as outside:
+        outside.finish()
+        with pytest.raises(UsageError, match=over):
+            inner.step()
+        with pytest.raises(UsageError, match=over):
+            outside.finish()
+    inner.step()
+    assert not inner._optimizer_step_post_hooks
 
 
 def test_a_learner_with_another_model_is_refused_in_a_line(alone: None, start: Start) -> None:

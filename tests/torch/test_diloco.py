@@ -165,6 +165,54 @@ def test_a_state_is_loaded_where_its_outer_steps_were_taken(alone: None) -> None
         outside.load_state_dict(state)
 
 
+def test_another_block_goes_on_where_the_last_one_ended(alone: None) -> None:
+    found = []
+    for blocks in ((9,), (4, 5)):
+        torch.manual_seed(3)
+        own = model()
+        outside = psgc.DiLoCo(own, torch.optim.SGD(own.parameters(), lr=0.1), every=2)
+        for steps in blocks:
+            with outside:
+                for _ in range(steps):
+                    outside.zero_grad()
+                    own(torch.ones(1, 3)).square().sum().backward()
+                    outside.inner.step()
+        assert outside.steps == 9
+        found.append([parameter.detach() for parameter in own.parameters()])
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_steps_after_the_block_are_told_that_nothing_is_exchanged(alone: None) -> None:
+    own = model()
+    inner = torch.optim.SGD(own.parameters(), lr=0.1)
+    with psgc.DiLoCo(own, inner, every=2) as outside:
+        inner.step()
+    for call, name in ((outside.step, "step"), (outside.finish, "finish")):
+        with pytest.raises(UsageError, match=rf"DiLoCo.{name}\(\): its block was left"):
+            call()
+    inner.step()
+    assert outside.steps == 1
+
+
+def test_a_block_whose_last_exchange_fails_leaves_nothing_behind(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = model()
+    inner = torch.optim.SGD(own.parameters(), lr=0.1)
+    other = psgc.DiLoCo(own, inner, every=2)
+    failing = psgc.DiLoCo(own, inner, every=2)
+
+    def fails() -> None:
+        raise RuntimeError("the job is over")
+
+    monkeypatch.setattr(failing, "finish", fails)
+    with pytest.raises(RuntimeError, match="the job is over"), failing:
+        pass
+    assert not hasattr(inner, "_psgc_skipped") and not hasattr(failing, "_psgc_skipped") and len(inner._optimizer_step_post_hooks) == 1
+    with other:
+        pass
+    assert not inner._optimizer_step_post_hooks
+
+
 def test_a_process_that_is_alone_takes_outer_steps_on_its_own_progress(alone: None) -> None:
     own, before = model(), {}
     inner = torch.optim.SGD(own.parameters(), lr=0.1)

@@ -49,7 +49,8 @@ class Decoupled:
                 inner.step()
 
     Making it waits for the syncer, and the parameters are then the syncer's; the first learner's are, where it has none yet. Leaving the block without an error
-    pushes what was done since the last exchange, and the parameters are the syncer's with it. Learners take steps of their own number, at their own speed.
+    pushes what was done since the last exchange, and the parameters are the syncer's with it: it is over then, and whoever goes on makes another one. Learners
+    take steps of their own number, at their own speed.
 
     at:        host:port of the syncer, which the learner connects to; None: PSGC_SYNCER.
     name:      of this learner, of which there is one process at a time; None: PSGC_LEARNER. Its token is PSGC_TOKEN. PSGC_ENCRYPT=1 as at the syncer.
@@ -99,6 +100,7 @@ class Decoupled:
             config, SCHEME + at.removeprefix(SCHEME), enrol, [part.initial() for part in self._parts]
         )
         self._hook = inner.register_step_post_hook(self._stepped)
+        self._in_block = False
         try:
             for part in self._parts:
                 self._take(part, wait=True)
@@ -107,20 +109,22 @@ class Decoupled:
             raise
 
     def __enter__(self) -> Decoupled:
+        self._open()
+        self._in_block = True
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self._in_block = False
         try:
-            if kind is None:
+            if kind is None and self._client is not None:  # else finish() was called within the block
                 self.finish()
         finally:
             self._close()
 
     def finish(self) -> None:
         """Push what was done since the last exchange, wait for the answer, and end the connection: the parameters are then the syncer's. No other learner need
-        do so. Raises JobFailed where the syncer is out of reach."""
-        if self._client is None:
-            return
+        do so. Raises JobFailed where the syncer is out of reach, UsageError where the exchange has ended."""
+        self._open()
         for part in self._parts:
             if part.under_way:
                 self._take(part, wait=True)
@@ -133,7 +137,8 @@ class Decoupled:
         self._close()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """A step of the inner optimizer, and what is due after it."""
+        """A step of the inner optimizer, and what is due after it. Raises UsageError where the exchange has ended."""
+        self._open()
         return self.inner.step() if closure is None else self.inner.step(closure)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -165,6 +170,7 @@ class Decoupled:
 
     def _stepped(self, optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any) -> None:
         """The inner optimizer has taken a step."""
+        self._open()  # a step in the block, after finish()
         self.steps += 1
         taken, leaving = self._schedule.taken(self.steps), self._schedule.leaving(self.steps)
         if self._waits and taken is not None and self._parts[taken].under_way:
@@ -197,11 +203,14 @@ class Decoupled:
 
     def _open(self) -> LearnerClient:
         if self._client is None:
-            raise UsageError("Decoupled: finish() has ended the exchange; make another one to go on")
+            raise UsageError(
+                f"Decoupled: learner {self.name}'s exchange has ended, with finish() or its block; make another Decoupled to go on"
+            )
         return self._client
 
     def _close(self) -> None:
-        self._hook.remove()
+        if not self._in_block:  # there, a step that nobody would hear of is refused
+            self._hook.remove()
         client, self._client = self._client, None
         if client is not None:
             client.close()

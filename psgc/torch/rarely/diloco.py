@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from psgc.errors import UsageError
 from psgc.layout.update_rule import UpdateRule
@@ -44,7 +45,7 @@ class DiLoCo:
 
     Every rank makes it, with the same model and numbers; rank 0's parameters and buffers are then everyone's. Every rank must take as many steps; one
     that a GradScaler skips counts. Leaving the block without an error exchanges once more, so that all ranks end with the same parameters; without a block,
-    ``finish()`` does.
+    ``finish()`` does. Another block of the same object goes on.
 
     outer:     "nesterov:lr=0.7,momentum=0.9" (DiLoCo's), "average" (LocalSGD), or a function that makes an optimizer of the outer parameters. Its state is
                on every rank, and the same there.
@@ -98,24 +99,45 @@ class DiLoCo:
             self._fragments, self._front = fragments_here, _Front(fragments_here)
         self.inner, self.steps = inner, 0
         self._last = 0  # the step after which all ranks were last alike
-        self._hook = inner.register_step_post_hook(self._stepped)
+        self._hook: RemovableHandle | None = None  # None: the inner optimizer's steps are its own affair
         amp.install()
-        self._psgc_skipped = inner._psgc_skipped = self._stepped  # type: ignore[attr-defined]  # where a GradScaler skips a step
+        self._count()
 
     # a context manager
 
     def __enter__(self) -> DiLoCo:
+        self._count()
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if kind is None:
-            self.finish()
-        self._hook.remove()
-        del self.inner._psgc_skipped  # type: ignore[attr-defined]
+        try:
+            if kind is None:
+                self.finish()
+        finally:
+            self._count_no_more()
+
+    def _count(self) -> None:
+        """Hear of the inner optimizer's steps from now on."""
+        if self._hook is None:
+            self._hook = self.inner.register_step_post_hook(self._stepped)
+            self._psgc_skipped = self.inner._psgc_skipped = self._stepped  # type: ignore[attr-defined]  # where a GradScaler skips a step
+
+    def _count_no_more(self) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+        for each in (self, self.inner):
+            if vars(each).get("_psgc_skipped") == self._stepped:  # the inner optimizer's may be another DiLoCo's by now
+                del each._psgc_skipped  # type: ignore[union-attr]
+
+    def _refuse_uncounted(self, call: str) -> None:
+        if self._hook is None:
+            raise UsageError(f"DiLoCo.{call}: its block was left, and steps are exchanged no more; go on in another block of it, by `with`")
 
     def finish(self) -> None:
         """Take what is under way, and exchange everything once more if steps were taken since: all ranks then have the same parameters. Every rank must call
-        it after as many steps."""
+        it after as many steps. Raises UsageError after the block."""
+        self._refuse_uncounted("finish()")
         for fragment in self._fragments:
             if fragment.under_way:
                 fragment.take(self._mix)
@@ -129,7 +151,8 @@ class DiLoCo:
     # like the inner optimizer
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """A step of the inner optimizer, and what is due after it."""
+        """A step of the inner optimizer, and what is due after it. Raises UsageError after the block."""
+        self._refuse_uncounted("step()")
         return self.inner.step() if closure is None else self.inner.step(closure)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
