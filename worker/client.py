@@ -30,6 +30,7 @@ from psgc.worker.sending import Credit, Sending
 from psgc.worker.session import RAISED
 
 NAMED_BY_SERVER_S: Final = 2.5  # a server looks once a heartbeat, and the scheduler passes its line on
+MAYBE_WITHOUT: Final = 2  # of each part, results that may be without a process that has taken another's place: see ``KeyState.replaced``
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +271,7 @@ class Client:
         """The part's result has been taken: its next step may begin."""
         part = self.parts[key]
         assert part.phase is Phase.DECODING, part
-        part.phase, part.is_new = Phase.IDLE, False
+        part.phase, part.results = Phase.IDLE, part.results + 1
         self._outstanding.discard(key)
 
     def disconnected(self, server: int) -> None:
@@ -390,7 +391,8 @@ class Client:
             )
         if header.step < part.step or part.phase not in (Phase.SENT, Phase.ACKED):
             return []
-        may_be_without = self.incarnation and part.is_new  # the step may have been taken while this rank had no process
+        # A step that was taken, or whose sum had come past this rank, while it had no process:
+        may_be_without = self.incarnation and part.results < MAYBE_WITHOUT
         if header.flags & Flag.SKIPPED and not part.said.skip and not may_be_without:
             text = f"step {part.step} of {part.place.name!r} (key {key_text(part.place.key)})"
             return [

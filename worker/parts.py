@@ -67,7 +67,7 @@ class Said(NamedTuple):
 @dataclass(slots=True)
 class PartState:
     """See the module's text. credit: bytes of the server's credit that the part holds; asked: after a connection was re-made, and not answered yet;
-    overwritten: the step's result has begun to come, so that its payload may be gone; is_new: this process has taken no result of the part yet."""
+    overwritten: the step's result has begun to come, so that its payload may be gone; results: that this process has taken."""
 
     place: PartPlace
     priority: int
@@ -77,7 +77,7 @@ class PartState:
     credit: int = 0
     asked: bool = False
     overwritten: bool = False
-    is_new: bool = True
+    results: int = 0
 
     @property
     def ticket(self) -> int:

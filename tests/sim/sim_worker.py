@@ -167,7 +167,7 @@ class SimWorker:
             if isinstance(action, Transmit):
                 self._transmit(action)
             elif isinstance(action, Result):
-                self.clock.after(self.world.work_time(), self._decoded, action, read(action.payload))
+                self.clock.after(self.decode_time(), self._decoded, action, read(action.payload))
             elif isinstance(action, Greet):
                 assert self.client is not None
                 hello = Header(Kind.HELLO, job=self.world.job, epoch=self.client.epoch, step=self.client.incarnation, sender=self.node)
@@ -200,6 +200,9 @@ class SimWorker:
             transfer.owner[1].set()
 
     # pools
+
+    def decode_time(self) -> float:
+        return self.world.work_time()
 
     def _encoded(self, running: _Bucket, key: int) -> None:
         self.slots[key] = payload_of(key, running.step, self.node)

@@ -22,6 +22,10 @@ def push(rank: int, step: int = 1) -> Header:
     return Header(Kind.PUSH, Flag.WANT_RESULT, key=1, step=step, codec=1, sender=rank, payload_bytes=4)
 
 
+def skip(rank: int, step: int = 1) -> Header:
+    return Header(Kind.SKIP, Flag.WANT_RESULT, key=1, step=step, codec=1, sender=rank)
+
+
 def folds(actions: list[Any]) -> list[Fold]:
     return [action for action in actions if isinstance(action, Fold)]
 
@@ -129,6 +133,22 @@ def test_a_rank_that_dies_again_before_it_has_come_is_awaited_no_longer() -> Non
     state.replaced(1)
     state.contribute(0, push(0), "a")
     assert folds(state.leave_out(1))[0].divisor == 1
+
+
+def test_a_rank_that_begins_with_the_step_before_hears_of_two_steps_that_are_without_it() -> None:
+    """Ten ranks, of which the first block is gone; rank 8, which gives the state, has not taken the first result yet when rank 9 has, and skips, too."""
+    state = key(10)
+    for rank in range(8):
+        state.leave_out(rank)
+    for step in (1, 2):
+        for rank in (8, 9)[step - 1 :]:
+            state.contribute(rank, skip(rank, step), None)
+    state.replaced(0)
+    flags = [action.header.flags for action in state.contribute(0, push(0, 1), "a") if action.header.kind == Kind.RESULT]
+    assert flags == [Flag.SKIPPED]
+    assert answered(state.contribute(0, push(0, 2), "a")) == [] and state.awaited() == [8]
+    assert answered(state.contribute(8, skip(8, 2), None)) == [0, 8, 9]
+    assert state.result is not None and state.result.flags == Flag.SKIPPED, "rank 0's gradient is dropped"
 
 
 def test_a_step_that_is_being_completed_without_a_rank_is_completed_without_it() -> None:

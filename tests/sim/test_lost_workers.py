@@ -190,11 +190,17 @@ class MortalWorld(World):
             victim = self.rng.choice(mortal or everyone)
             if victim in mortal and any(worker is not victim for worker in able):
                 self.deaths_left -= 1
-                self.deaths += 1
-                victim.die()
-                self.dead.add((victim.node, victim.incarnation))
-                self.clock.after(self.scenario.replace_s * 2 * self.rng.random(), self._follow, victim)
+                self._end(victim)
         self.clock.after(self._until_death(), self._kill)
+
+    def _end(self, victim: MortalWorker) -> None:
+        self.deaths += 1
+        victim.die()
+        self.dead.add((victim.node, victim.incarnation))
+        self.clock.after(self._until_followed(), self._follow, victim)
+
+    def _until_followed(self) -> float:
+        return self.scenario.replace_s * 2 * self.rng.random()
 
     def _follow(self, former: MortalWorker) -> None:
         self.workers[former.node] = MortalWorker(self, former.node, former.incarnation + 1)
