@@ -40,7 +40,7 @@ class Punctuality:
     def __init__(self, workers: int) -> None:
         self.folds = Busy()
         self._awaited = [Busy() for _ in range(workers)]  # by rank
-        self._steps = LastSteps(min(MOST_STEPS, max(3 * LEAST_STEPS, MOST_KEPT // workers)))  # of each: seconds, by rank
+        self._steps = LastSteps(min(MOST_STEPS, max(3 * LEAST_STEPS, MOST_KEPT // workers)), forgets=True)  # of each: seconds, by rank
         self._before = [0.0] * workers
 
     def came(self, key: KeyWaits, rank: int, here: Collection[int], absent: Collection[int], now: float) -> None:

@@ -139,8 +139,13 @@ class ServerState:
         watched = [self.keys[spec.key] for spec in specs if spec.key in pushed and len(spec.ranks) > 1]
         for entry in watched:
             entry.waits = KeyWaits(entry.state.spec.ranks)
-        if watched and watched[-1].waits is not None:
-            watched[-1].waits.last = not any(entry.waits is not None and entry.waits.last for entry in self.keys.values())
+        self._choose_last()
+
+    def _choose_last(self) -> None:
+        """Have a step count as over with that of the newest layout's last watched key, unless an older layout's key says so."""
+        watched = [entry.waits for entry in self.keys.values() if entry.waits is not None]
+        if watched and not any(waits.last for waits in watched):
+            watched[-1].last = True
 
     def _room(self, layout: Layout, specs: Sequence[KeySpec]) -> int:
         """The payload bytes of steps under way that the layout's ranks may push."""
@@ -366,6 +371,7 @@ class ServerState:
             )
         for key in entries:
             del self.keys[key]
+        self._choose_last()
         del self.windows[layout]
         self.held_up.pop(layout, None)
         self.contributed = {which: since for which, since in self.contributed.items() if which[0] != layout}

@@ -10,6 +10,7 @@ from typing import Final
 LAST_S: Final = 10.0  # what is told is of so long; on a busy machine shorter is another rank's each time
 MOST_STEPS: Final = 512  # of that time
 LEAST_STEPS: Final = 5  # however long they take; fewer say nothing yet
+OLD_S: Final = 60.0  # since the newest step, and longer than the last few took: they say nothing of now
 APART_S: Final = 0.25  # between two looks at counts that grow
 
 
@@ -38,18 +39,20 @@ class Busy:
 
 
 class LastSteps:
-    """Some figures of each of the last steps, as many of all. One thread adds, any thread asks. most: steps that are kept."""
+    """Some figures of each of the last steps, as many of all. One thread adds, any thread asks. most: steps that are kept; forgets: nothing is told any more
+    once the newest is long over."""
 
-    def __init__(self, most: int = MOST_STEPS) -> None:
+    def __init__(self, most: int = MOST_STEPS, forgets: bool = False) -> None:
         self._steps: deque[tuple[float, Sequence[float]]] = deque(maxlen=most)
+        self._forgets = forgets
 
     def add(self, now: float, figures: Sequence[float]) -> None:
         self._steps.append((now, figures))
 
     def medians(self, now: float) -> list[float]:
-        """The median of each figure; none while there are too few steps."""
+        """The median of each figure; none while there are too few steps, or if they are forgotten."""
         steps = list(self._steps)
-        if len(steps) < LEAST_STEPS:
+        if len(steps) < LEAST_STEPS or (self._forgets and now - steps[-1][0] > max(OLD_S, steps[-1][0] - steps[-LEAST_STEPS][0])):
             return []
         counted = [figures for at, figures in steps if now - at <= LAST_S]
         if len(counted) < LEAST_STEPS:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from psgc.observe.others import beyond_others
-from psgc.wire.reports import Report
+from psgc.wire.reports import MOST_NAMES, Report
 
 Where = Literal["compute", "encode", "link", "server"]
 CLEAR_SHARE: Final = 0.15  # of a step: who is slower than the others by less is not named
@@ -132,13 +132,21 @@ def _slow_servers(workers: Mapping[int, Report], servers: Mapping[int, Report], 
 
 
 def _at_servers(workers: Mapping[int, Report]) -> tuple[dict[int, float], dict[int, float]]:
-    """By server, the least share of the time in which a rank has something there, and the bytes that this rank exchanges with it in a second."""
+    """By server, the least share of the time in which a rank has something there, and the bytes that the rank with the least exchanges with it in a second, of
+    those that tell of it. A rank tells of some servers only (``shortened``): at any other it has something for no longer than at each of these."""
     busy: dict[int, float] = {}
     moved: dict[int, float] = {}
     for report in workers.values():
         for server, (share, nbytes, _) in report.servers.items():
             if server.isdecimal() and share < busy.get(int(server), 2.0):
                 busy[int(server)], moved[int(server)] = share, nbytes
+    partial = [report.servers for report in workers.values() if len(report.servers) >= MOST_NAMES]
+    at_most = sorted(((min(share for share, _, _ in told.values()), told) for told in partial), key=lambda one: one[0])
+    for (
+        index,
+        share,
+    ) in busy.items():  # each finds the first that does not tell of it: many ranks and servers cost no more than all that they tell
+        busy[index] = min(share, next((most for most, told in at_most if str(index) not in told), share))
     return busy, moved
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,14 +13,14 @@ from hypothesis import strategies as st
 
 from psgc.layout import Declaration, TensorSpec, build_layout
 from psgc.observe.figures import Figures, Spent
-from psgc.observe.lately import LAST_S, LEAST_STEPS, MOST_STEPS, Busy, LastSteps, Shares
+from psgc.observe.lately import LAST_S, LEAST_STEPS, MOST_STEPS, OLD_S, Busy, LastSteps, Shares
 from psgc.observe.live import view
 from psgc.observe.others import beyond_others
 from psgc.observe.slow import CLEAR_SHARE, LEAST_MS, slow_members
 from psgc.scheduler.slowness import AGAIN_S, HOLD_S
 from psgc.server.state import Fold, ServerState, specs_of
 from psgc.wire.frames import Flag, Header, Kind
-from psgc.wire.reports import MOST_NAMES, Observed, Report, ReportOf
+from psgc.wire.reports import MOST_NAMES, Observed, Report, ReportOf, shortened
 from psgc.worker.client import Client
 from psgc.worker.rest import Rest
 from tests.scheduler.talk import complete
@@ -120,6 +122,33 @@ def test_time_at_a_server_in_which_a_rank_waits_for_another_is_not_the_servers()
     early, late = at_servers((0.3, 1e6), (0.82, 1e6)), at_servers((0.1, 1e6), (0.12, 1e6))
     workers = [worker(20, 80, servers=early), worker(95, 5, servers=late), worker(20, 80, servers=early)]
     assert verdict(workers, [server({"1": 75.0}), server({"1": 74.0})]) == [("rank 1", "compute")]
+
+
+def of_many_servers(count: int, busy: Callable[[int, int], float], slow_rank: int | None = None) -> list[Report]:
+    """What eight ranks tell the scheduler. busy: of a rank and a server, the share of the time."""
+    rng, told = random.Random(count), []
+    for rank in range(8):
+        at = at_servers(*((busy(rank, index) * rng.uniform(0.95, 1.05), 1e6) for index in range(count)))
+        computes, waits = (140, 5) if rank == slow_rank else (40, 105)
+        told.append(shortened(worker(computes, waits, servers=at)))
+    return told
+
+
+@pytest.mark.parametrize("count", [2, MOST_NAMES, MOST_NAMES + 1, 12, 16, 17, 20, 64])
+def test_servers_of_which_a_slow_rank_does_not_tell_are_not_taken_for_slow(count: int) -> None:
+    workers = of_many_servers(count, lambda rank, _: 0.05 if rank == 3 else 0.6, slow_rank=3)
+    assert verdict(workers, count * [server()]) == [("rank 3", "compute")]
+
+
+@pytest.mark.parametrize("count", [2, MOST_NAMES, MOST_NAMES + 1, 12, 16, 17, 20, 64])
+def test_a_slow_server_is_named_among_many_also_beside_a_slow_rank(count: int) -> None:
+    for which in {0, 1, count - 1}:
+        servers = [server(sums=0.6 if index == which else 0.05) for index in range(count)]
+        workers = of_many_servers(count, lambda _, index, which=which: 0.7 if index == which else 0.2)
+        assert verdict(workers, servers) == [(f"server {which}", "server")]
+        own = {True: 0.4, False: 0.1}  # rank 3's, who waits for nobody else
+        workers = of_many_servers(count, lambda rank, index, which=which, own=own: own[index == which] if rank == 3 else 0.8, slow_rank=3)
+        assert verdict(workers, servers) == [("rank 3", "compute"), (f"server {which}", "server")]
 
 
 def test_the_only_server_is_named_by_what_it_does_itself() -> None:
@@ -246,6 +275,16 @@ def test_medians_are_of_the_last_seconds_or_of_a_few_long_steps() -> None:
     assert last.medians(1e6) == [7.0 + (MOST_STEPS - 1) / 2, 8.0]
 
 
+def test_steps_that_are_long_over_are_forgotten_where_nothing_is_to_be_told_of_them_then() -> None:
+    for apart_s, told_s in ((1.0, OLD_S), (OLD_S, (LEAST_STEPS - 1) * OLD_S)):
+        last = LastSteps(forgets=True)
+        for step in range(LEAST_STEPS):
+            last.add(apart_s * step, (1.0,))
+        newest = apart_s * (LEAST_STEPS - 1)
+        assert last.medians(newest + told_s) == [1.0]
+        assert last.medians(newest + told_s + 1.0) == [], f"of steps that took {apart_s:g} s each"
+
+
 def test_shares_are_of_the_last_seconds() -> None:
     shares = Shares()
     assert shares.grown(100.0, (0.0, 0.0)) == []
@@ -363,34 +402,45 @@ def test_a_worker_counts_the_time_in_which_a_server_has_something_of_its_gradien
 
 
 def push(state: ServerState, key: int, number: int, rank: int, now: float) -> list[Any]:
-    return state.receive(f"peer {rank}", Header(Kind.PUSH, Flag.WANT_RESULT, 1, 1, 1, key, number, 0, 0, rank, 0, 1.0, 64), bytes(64), now)
+    return state.receive(
+        f"peer {rank}", Header(Kind.PUSH, Flag.WANT_RESULT, 1, 1, key >> 48, key, number, 0, 0, rank, 0, 1.0, 64), bytes(64), now
+    )
+
+
+def lay_out(state: ServerState, number: int = 1) -> list[int]:
+    """Have the server serve a layout of two keys, which are returned."""
+    layout = build_layout(
+        Declaration(f"t {number}", "plan", tuple(TensorSpec(f"t{i}", (16,), "float32") for i in range(2)), "none", True, used=(0, 1), fuse_bytes=0),
+        layout_id=number, servers=1, workers=state.workers,
+    )  # fmt: skip
+    state.register(layout, *specs_of(layout, 0, state.workers))
+    return [part.key for _, part in layout.parts()]
 
 
 def serves(workers: int) -> tuple[ServerState, list[int]]:
     """A server of two keys, to which everyone is connected."""
-    layout = build_layout(
-        Declaration("t", "plan", tuple(TensorSpec(f"t{i}", (16,), "float32") for i in range(2)), "none", True, used=(0, 1), fuse_bytes=0),
-        layout_id=1, servers=1, workers=workers,
-    )  # fmt: skip
     state = ServerState(0, workers, 1, 1)
-    state.register(layout, *specs_of(layout, 0, workers))
+    keys = lay_out(state)
     for rank in range(workers):
         state.joined(f"peer {rank}", rank)
-    return state, [part.key for _, part in layout.parts()]
+    return state, keys
 
 
-def take_steps(state: ServerState, keys: list[int], steps: int, after_s: dict[int, float], first: int = 1) -> None:
+def take_steps(
+    state: ServerState, keys: list[int], steps: int, after_s: dict[int, float], first: int = 1, first_at: float | None = None
+) -> None:
     """Steps of a second each. after_s: by rank, when it contributes; each key 0.1 s after the one before."""
+    later = 0.0 if first_at is None else first_at - first
     for number in range(first, first + steps):
-        pushes = [(number + 0.1 * place + after, rank, key) for place, key in enumerate(keys) for rank, after in after_s.items()]
+        pushes = [(later + number + 0.1 * place + after, rank, key) for place, key in enumerate(keys) for rank, after in after_s.items()]
         for now, rank, key in sorted(pushes):
             for effect in push(state, key, number, rank, now):
                 if isinstance(effect, Fold):
                     state.folded(effect.key, effect.last, 64, False, effect.slot, now)
 
 
-def late_ms(state: ServerState) -> dict[int, float]:
-    return {rank: pytest.approx(ms) for rank, ms in state.punctuality.late_ms(0.0).items()}
+def late_ms(state: ServerState, now: float = 0.0) -> dict[int, float]:
+    return {rank: pytest.approx(ms) for rank, ms in state.punctuality.late_ms(now).items()}
 
 
 def test_a_server_tells_for_how_long_it_awaits_a_rank_whichever_keys_these_are() -> None:
@@ -450,6 +500,31 @@ def test_a_rank_that_the_job_goes_on_without_is_awaited_no_more() -> None:
             state.folded(effect.key, effect.last, 64, False, effect.slot, 2.5)
     take_steps(state, keys, 16, {0: 0.0, 1: 0.25}, first=3)
     assert late_ms(state) == {1: 350}
+
+
+@pytest.mark.parametrize("order", ["successor first", "retired first", "between two others"])
+def test_steps_of_a_layout_that_follows_another_count_whenever_servers_hear_that_the_other_has_ended(order: str) -> None:
+    state, keys = serves(3)
+    between = lay_out(state, 2) if order == "between two others" else []
+    take_steps(state, keys, 10, {0: 0.0, 1: 0.3, 2: 0.0})
+    assert late_ms(state, 11.0) == {1: 400}
+    retire = Header(Kind.RETIRE, 0, 1, 1, 1, sender=0)
+    if order == "retired first":
+        state.receive("peer 0", retire, None, 11.0)
+    keys = lay_out(state, 3)
+    state.receive("peer 0", retire, None, 11.0)
+    assert not any(key >> 48 == 1 for key in state.keys)
+    take_steps(state, keys, 30, {0: 0.0, 1: 0.0, 2: 0.5}, first_at=20.0)
+    assert late_ms(state, 51.0) == {2: 600}, "the newest layout's"
+    assert [key for key, entry in state.keys.items() if entry.waits is not None and entry.waits.last] == keys[-1:]
+    assert len(state.keys) == len(keys) + len(between)
+
+
+def test_who_was_late_is_told_of_no_more_when_no_steps_are_taken() -> None:
+    state, keys = serves(2)
+    take_steps(state, keys, 10, {0: 0.0, 1: 0.3})
+    assert late_ms(state, 10.0 + OLD_S) == {1: 400}
+    assert late_ms(state, 11.0 + OLD_S) == {}
 
 
 def test_ranks_behind_sums_within_nodes_are_not_watched() -> None:
