@@ -12,7 +12,9 @@ import torch
 
 from psgc.torch.gradients.skips import EXCEPTIONAL, FORGIVEN, IN_A_ROW, Skips
 from psgc.torch.gradients.written import Written
+from psgc.torch.state import saved
 from tests.torch.job_not_stepped import FRONTS
+from tests.torch.small_models import linear, sgd
 
 JOB = str(Path(__file__).parent / "job_not_stepped.py")
 # How many times as far from the definition as plain training a loop may be under a codec, whose error two gradients a step have twice. A loop whose first three
@@ -131,6 +133,34 @@ def test_a_result_after_which_parameters_are_loaded_is_an_exception_among_steps_
         sam.step()
     assert rolled_back.use()
     assert not sam.by_hand
+
+
+def test_counts_of_an_earlier_version_go_on_as_what_they_were_there() -> None:
+    gan = Skips.of({"applied": 40, "left": 40, "credit": -EXCEPTIONAL})
+    assert (gan.applied, gan.thrown, gan.used) == (40, 40, 0)
+    gan.step()
+    assert not gan.throw(), "what comes regularly is no exception"
+    guard = Skips.of({"applied": 1000, "left": 2, "credit": EXCEPTIONAL * IN_A_ROW})
+    assert guard.throw() and guard.use()
+    by_hand = Skips.of({"applied": 0, "left": 1000, "credit": -EXCEPTIONAL * FORGIVEN})
+    assert by_hand.by_hand and by_hand.used == 1000
+    assert not by_hand.use(), "a script that never steps uses its results"
+    assert Skips.of({"applied": 0, "left": 0, "credit": EXCEPTIONAL * FORGIVEN}) == Skips.of({}) == Skips()
+    now = Skips(7, 2, 1, 9, -3)
+    assert Skips.of(now.state()) == Skips.of({**now.state(), "of_a_later_version": 1}) == now
+
+
+@pytest.mark.parametrize(
+    ("skips", "thrown"), [({"applied": 4, "left": 3, "credit": 5}, 3), ({}, 0), ({"applied": 4, "thrown": 1, "more": 2}, 1)]
+)
+def test_states_of_other_versions_are_read_with_the_counts_that_they_have(alone: None, skips: dict[str, int], thrown: int) -> None:
+    optimizer: Any = sgd(linear())
+    state = optimizer.residual_state_dict()
+    assert state["format"] == saved.FORMAT
+    assert all(f'"{name}"' in str(saved.__doc__) for name in state["skips"])
+    optimizer.load_residual_state_dict({**state, "skips": skips})
+    counts = optimizer.residual_state_dict()["skips"]
+    assert (counts["applied"], counts["thrown"]) == (skips.get("applied", 0), thrown)
 
 
 def parameters() -> list[torch.Tensor]:

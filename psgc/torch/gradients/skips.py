@@ -45,8 +45,20 @@ class Skips:
 
     @classmethod
     def of(cls, state: Mapping[str, int]) -> Skips:
-        """Those of ``state``; of a state without counts those of a new job."""
-        return cls(**state)
+        """Those of ``state``; of a state without counts those of a new job. Versions before had ``left``, results with which nothing was known to be done:
+        those of a script that steps count as thrown away, those of one that never does as used by hand, as they did there. Other names are of a
+        later version, and are left out."""
+        known = {name: count for name, count in state.items() if name in cls.__dataclass_fields__}
+        if "left" not in state:
+            return cls(**known)
+        applied, left = state.get("applied", 0), state["left"]
+        if applied:
+            return cls(applied, thrown=left, credit=state.get("credit", 0), used_credit=min(applied, EXCEPTIONAL * IN_A_ROW))
+        made = cls()
+        for _ in range(min(left, EXCEPTIONAL * IN_A_ROW)):
+            made.use()
+        made.used = left
+        return made
 
     def step(self) -> None:
         self._applied()

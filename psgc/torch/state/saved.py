@@ -2,7 +2,8 @@
 
     {"format": 2, "rank", "size", "loss_scale", "rates": [...],
      "part"?: {dimension: [place, size]}, "job_rank"?,                          of a group of a mesh, in which rank and size are: which one, and the job's rank
-     "skips": {"applied", "left", "credit"},                                    counts of results without a step, the same on all ranks
+     "skips": {"applied", "used", "thrown", "credit", "used_credit"},           counts of steps and of results without one, the same on all ranks; before,
+                                                                                {"applied", "left", "credit"}: ``gradients/skips.py``
      "memories": {kind: {name: {"residual"?, "velocity"?, "factors"?}}},        this rank's own, flat, by tensor
      "servers":  {kind: {name: residual}},                                      the servers', of the buckets this rank answers for
      "layouts":  {kind: [{"declaration": {...}, "planned", "workers", "exact": {place: {"rescale", "bytes", "velocity"?}}}]},
