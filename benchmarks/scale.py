@@ -2,8 +2,8 @@
 the simulation held against real jobs of 2, 4, 8 and 16 workers of this machine.
 
     python benchmarks/scale.py --results FILE [--real 2,4,8,16] [--nodes 16,64,256,1024] [--gbps 10] [--latency-us 50] [--cores 8]
-                               [--rounds 1] [--ghosts 16,64,256,1024] [--report]
-                               [--parameters 10e6] [--every-s 600]
+                               [--rounds 1] [--ghosts 8,16,64,256,1024] [--report]
+                               [--plot FILE] [--parameters 10e6] [--every-s 600]
 
 The model (``scale_model.py``) is one of threads that share cores and messages that share links; that all processes of the real jobs share this machine's
 cores is told to it like anything else. Its costs are processor times, measured in the two smallest real jobs, and for each kind of event one constant: what
@@ -12,8 +12,9 @@ is simulated beyond has its costs from the smallest and the largest, and what a 
 ``ghosts.py`` at the nearest size: a scheduler that waits for sixteen processes to start spends more on waiting than on them. What other work
 takes of the cores during a real job is measured, and the model has that much less.
 
---results: a line of JSON for each real job; jobs that are there are not run again, so that a run goes on where it was stopped. --rounds: real jobs of each
-size, one round after the other; every number of a size is the median of its jobs. --report prints docs/results/scale.md: of benchmarks/scale.jsonl.
+--results: a line of JSON for each real job; jobs that are there are not run again, so that a run goes on where it was stopped. --rounds: real jobs of
+each size, and runs of ghosts, one round after the other; every number of a size is the median of its runs. --report prints docs/results/scale.md: of
+benchmarks/scale.jsonl. --plot draws what ``ghosts.py`` has measured (``ghosts_report.py``).
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import ghosts_report
 from scale_jobs import EVENTS as DEATHS_AND_SWITCHES
 from scale_jobs import LEARNER_BYTES, PART_KIB, Job, Learners, Used, run_job, run_learners
 from scale_model import Costs, Phase, Rarely, Shape, Simulated, exchanges
@@ -47,6 +49,8 @@ EVENTS: Final = ("start", "first step", "step", "recovery", "new plan")
 LEAST_CORES: Final = 0.25  # of this machine's, which other work leaves
 LARGE_LEARNERS: Final = (16, 1_000, 10_000)
 LARGE_MIB: Final = (1, 64)
+FLAT_FROM: Final = 64  # workers
+GHOSTS: Final = {"none": (), "onebit": ("--part-kib", "1024", "--keys", "4")}  # payloads of 64 KiB, and of 32
 
 
 def parts_of(numel: int, servers: int, workers: int) -> list[tuple[int, int]]:
@@ -180,20 +184,34 @@ def stored(path: Path) -> tuple[dict[int, list[Job]], dict[int, list[Learners]]]
     return jobs, learners
 
 
-def stored_members(path: Path) -> dict[int, float]:
-    """Of a file of results: what a member costs the scheduler, in processor seconds until the layout, by the number of members."""
-    rows = map(json.loads, path.read_text().splitlines() if path.exists() else ())
-    return {size["workers"]: size["scheduler_ms"] / 1e3 for row in rows if row["kind"] == "ghosts" for size in row["ghosts"]["sizes"]}
+def stored_ghosts(path: Path) -> dict[str, ghosts_report.Sizes]:
+    return ghosts_report.ghosts_of(path.read_text().splitlines() if path.exists() else ())
 
 
-def run_ghosts(path: Path, sizes: str) -> None:
-    print("ghosts ...", file=sys.stderr)
-    command = [sys.executable, str(Path(__file__).with_name("ghosts.py")), "--workers", sizes, "--json"]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"ghosts.py ended with status {done.returncode}: {(done.stderr.strip() or 'it said nothing').splitlines()[-1]}")
-    with path.open("a") as file:
-        print(json.dumps({"kind": "ghosts", "ghosts": json.loads(done.stdout), "machine": machine()}), file=file)
+def run_ghosts(path: Path, sizes: str, rounds: int) -> None:
+    """Of each codec as many runs as are missing."""
+    for number in range(1, rounds + 1):
+        for codec, settings in GHOSTS.items():
+            if path.exists() and ghosts_report.runs_of(path.read_text().splitlines())[codec] >= number:
+                continue
+            print(f"ghosts with {codec} ...", file=sys.stderr)
+            command = [
+                sys.executable,
+                str(Path(__file__).with_name("ghosts.py")),
+                "--workers",
+                sizes,
+                "--codec",
+                codec,
+                *settings,
+                "--json",
+            ]
+            done = subprocess.run(command, check=False, capture_output=True, text=True)
+            if done.returncode:
+                raise RuntimeError(
+                    f"ghosts.py ended with status {done.returncode}: {(done.stderr.strip() or 'it said nothing').splitlines()[-1]}"
+                )
+            with path.open("a") as file:
+                print(json.dumps({"kind": "ghosts", "ghosts": json.loads(done.stdout), "machine": machine()}), file=file)
 
 
 def run_missing(path: Path, sizes: Sequence[int], rounds: int = 1) -> tuple[dict[int, list[Job]], dict[int, list[Learners]]]:
@@ -292,13 +310,15 @@ PAGE: Final = Path(__file__).with_name("scale_page.md")  # with places for what 
 def report(
     jobs: dict[int, Job],
     learners: dict[int, Learners],
-    members: dict[int, float],
+    ghosts: dict[str, ghosts_report.Sizes],
     options: argparse.Namespace,
     machines: Sequence[str],
     rounds: int,
+    runs: int,
 ) -> str:
-    """The page. members: what one costs the scheduler. machines: those of the results. rounds: jobs of each size."""
+    """The page. machines: those of the results. rounds: jobs of each size; runs: of ghosts."""
     few, more, *_ = sorted(jobs)
+    members = ghosts_report.members_of(ghosts)
     most = max(members)
     own = learners_costs(*(learners[size] for size in sorted(learners)[:2]))
     first, second, errors = validation(jobs, learners, costs_of(jobs[few], jobs[more]), own)
@@ -311,7 +331,9 @@ def report(
     events = [f"{event}, s" for event in EVENTS]
     exchanging = [f"{mib} MiB: {what}" for mib in LARGE_MIB for what in ("an exchange, s", "the longest", "the syncer's thread works")]
     return PAGE.read_text().format(
-        numel=NUMEL, part=PART_KIB, steps=STEPS, events=DEATHS_AND_SWITCHES, rounds=rounds, most=f"{most:,}", member=f"{1e3 * members[most]:.2f}",
+        numel=NUMEL, part=PART_KIB, steps=STEPS, events=DEATHS_AND_SWITCHES, rounds=rounds,
+        ghosts=ghosts_report.measured(ghosts), flat=ghosts_report.flat(ghosts, FLAT_FROM), runs=runs,
+        most=f"{most:,}", member=f"{1e3 * members[most]:.2f}",
         machines="; ".join(sorted(set(machines))), jobs=first, learners=second,
         worst="; ".join(f"{event} {max(each, key=abs):+.0%}" for event, each in errors.items() if each) or "none was predicted", cores=options.cores,
         gbps=options.gbps, latency=options.latency_us, parameters=options.parameters / 1e6, nodes=table(["nodes", *events], at_scale), every=options.every_s,
@@ -323,8 +345,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument("--real", default="2,4,8,16", help="workers of the real jobs, and real learners; none: those in the file")
-    parser.add_argument("--rounds", type=int, default=1, help="real jobs of each size (default: 1)")
-    parser.add_argument("--ghosts", default="16,64,256,1024", help="members of the runs of ghosts.py, once there are real jobs")
+    parser.add_argument("--rounds", type=int, default=1, help="real jobs of each size, and runs of ghosts.py (default: 1)")
+    parser.add_argument("--ghosts", default="8,16,64,256,1024", help="members of the runs of ghosts.py, once there are real jobs")
     parser.add_argument("--nodes", default="16,64,256,1024")
     parser.add_argument("--gbps", type=float, default=10.0)
     parser.add_argument("--latency-us", type=float, default=50.0)
@@ -332,23 +354,27 @@ def main() -> None:
     parser.add_argument("--parameters", type=float, default=10e6)
     parser.add_argument("--every-s", type=float, default=600.0, help="that a learner trains between two exchanges")
     parser.add_argument("--report", action="store_true", help="no real job is run")
+    parser.add_argument("--plot", type=Path, help="draw what servers and the scheduler do for so many members into this file, .svg or .png")
     options = parser.parse_args()
     try:
         sizes = [] if options.report else [int(size) for size in options.real.split(",") if size.strip()]
         ran, exchanged = run_missing(options.results, sizes, options.rounds)
-        if sizes and not stored_members(options.results):
-            run_ghosts(options.results, options.ghosts)
+        if not options.report:
+            run_ghosts(options.results, options.ghosts, options.rounds)
     except RuntimeError as error:
         sys.exit(f"scale: a real job failed: {error}")
     jobs = {size: middle_job(of) for size, of in ran.items()}
     learners = {size: middle_learners(of) for size, of in exchanged.items()}
     if len(jobs) < 2 or len(learners) < 2:
         sys.exit(f"scale: {options.results} has {len(jobs)} real jobs and {len(learners)} of learners; costs need two of each: --real 2,4")
-    members = stored_members(options.results)
-    if not members:
+    ghosts = stored_ghosts(options.results)
+    if not ghosts_report.members_of(ghosts):
         sys.exit(f"scale: {options.results} has no run of ghosts.py, from which the scheduler's costs are taken: start it without --report")
     each = min(map(len, ran.values()))
-    print(report(jobs, learners, members, options, machines_of(options.results), each), end="")
+    runs = min(ghosts_report.runs_of(options.results.read_text().splitlines()).values())
+    if options.plot:
+        ghosts_report.draw(ghosts, options.plot)
+    print(report(jobs, learners, ghosts, options, machines_of(options.results), each, runs), end="")
 
 
 if __name__ == "__main__":

@@ -152,6 +152,8 @@ def test_the_page_has_the_stored_jobs_and_their_errors() -> None:
     first, second, errors = scale.validation(jobs, learners, scale.costs_of(jobs[2], jobs[4]), own)
     page = (FOLDER.parent / "docs" / "results" / "scale.md").read_text()
     assert first in page and second in page, "python benchmarks/scale.py --results benchmarks/scale.jsonl --report > docs/results/scale.md"
+    ghosts = scale.stored_ghosts(FOLDER / "scale.jsonl")
+    assert scale.ghosts_report.measured(ghosts) in page and scale.ghosts_report.flat(ghosts, scale.FLAT_FROM) in page
     assert sorted(jobs) == [2, 4, 8, 16]
     for event, each in errors.items():
         assert f"{event} {max(each, key=abs):+.0%}" in page
@@ -176,6 +178,34 @@ def test_what_a_member_costs_the_scheduler_is_that_of_the_nearest_size_and_a_ser
     assert scale.among(told, 16, {16: 0.003, 64: 0.002}).join.scheduler == 0.003
 
 
+def test_the_table_of_ghosts_has_a_row_for_each_number_of_workers_and_says_how_flat_a_contributions_cost_is(tmp_path: Path) -> None:
+    def sizes(codec: str, costs: dict[int, float]) -> str:
+        found = [
+            {"workers": workers, "server_us": cost, "server_mib": 1000.0 + workers, "step_s": 0.25, "scheduler_ms": 2.5, "messages": 9.0, "keys": 4,
+             "payload_bytes": 32 << 10}
+            for workers, cost in costs.items()
+        ]  # fmt: skip
+        return json.dumps({"kind": "ghosts", "ghosts": {"codec": codec, "sizes": found}})
+
+    lines = [
+        sizes("none", {8: 70.0, 64: 49.0, 1024: 90.0}),
+        sizes("none", {8: 90.0, 64: 52.0, 1024: 54.0}),
+        json.dumps({"kind": "job"}),
+        sizes("onebit", {8: 90.0, 64: 60.0}),
+        sizes("none", {8: 80.0, 64: 50.0, 1024: 55.0}),
+    ]
+    ghosts = scale.ghosts_report.ghosts_of(lines)
+    assert scale.ghosts_report.members_of(ghosts) == {8: 0.0025, 64: 0.0025, 1024: 0.0025}, "of uncompressed ones"
+    *_, eight, many, most = scale.ghosts_report.measured(ghosts).splitlines()
+    assert eight == "| 8 | 80 | 1,008 | 0.250 | 90 | 1,008 | 0.250 | 2.50 | 9.0 |"
+    assert many.startswith("| 64 | 50 | 1,064 | 0.250 | 60 |")
+    assert most == "| 1,024 | 55 | 2,024 | 0.250 |  |  |  | 2.50 | 9.0 |"
+    told = scale.ghosts_report.flat(ghosts, 64)
+    assert told.endswith("`none` 50 us to 55, at most 10% apart; `onebit` 60 us to 60, at most 0% apart.")
+    scale.ghosts_report.draw(ghosts, tmp_path / "ghosts.svg")
+    assert "<svg" in (tmp_path / "ghosts.svg").read_text()
+
+
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_real_jobs_and_real_learners_give_costs_and_are_not_run_again(tmp_path: Path) -> None:
@@ -190,11 +220,15 @@ def test_real_jobs_and_real_learners_give_costs_and_are_not_run_again(tmp_path: 
         "4",
         "--ghosts",
         "8",
+        "--plot",
+        str(tmp_path / "ghosts.svg"),
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in (tmp_path / "results").read_text().splitlines()]
-    assert [row["kind"] for row in rows] == ["job", "learners"] * 2 + ["ghosts"]
+    assert [row["kind"] for row in rows] == ["job", "learners"] * 2 + ["ghosts"] * 2
+    assert [row["ghosts"]["codec"] for row in rows[4:]] == ["none", "onebit"]
+    assert "<svg" in (tmp_path / "ghosts.svg").read_text()
     for row in rows[:4:2]:
         assert min(row["job"][name] for name in ("start", "first", "step", "recovery", "replan", "restarted")) > 0
     again = subprocess.run([*command, "--report"], capture_output=True, text=True, timeout=500, check=False)
