@@ -164,7 +164,7 @@ class Declarations:
             name.differing = (min(rank, other), max(rank, other))
         wanted = self._wanted(name)
         # A rank that repeats its declaration has not received the question.
-        ask = sorted(wanted.difference(name.asked) | wanted.intersection({rank}))
+        ask = sorted((wanted.difference(name.asked) | {rank}).intersection(wanted, name.requests))
         name.asked.update(ask)
         name.ranks.came.difference_update(wanted)
         if rank not in wanted:
@@ -190,7 +190,8 @@ class Declarations:
                 one = next(iter(name.digests), rank)
                 other = next((r for r, digest in name.digests.items() if digest != name.digests[one]), None)
                 name.differing = None if other is None else (min(one, other), max(one, other))
-            ask = sorted(self._wanted(name).difference(name.asked))
+            # Whose process before has declared it is asked when its own declaration comes: until then there is no request to ask by.
+            ask = sorted(self._wanted(name).difference(name.asked).intersection(name.requests))
             name.asked.update(ask)
             self._count(name)
             self._build_if_complete(name, now)

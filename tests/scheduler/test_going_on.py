@@ -88,6 +88,17 @@ def test_declarations_are_complete_without_the_dead_and_the_lowest_rank_that_liv
     assert keys
 
 
+def test_a_rank_whose_process_before_had_declared_a_name_is_asked_for_the_whole_once_it_declares_it_itself(job: Followed) -> None:
+    job.declare("w1", declaration("later"))
+    job.declare("w2", declaration("later"))
+    job.join("w1b", of(1, 2))
+    assert not sent(die(job, 0), Kind.DECLARE), "rank 1 would be asked, but has not asked for a layout yet"
+    job.join("w0b", of(0, 2))
+    assert not sent(job.declare("w1b", declaration("later")), Kind.DECLARE), "rank 0 is there again"
+    assert set(sent(die(job, 0, 2), Kind.DECLARE)) == {"w1b"}
+    assert sent(job.say("w1b", Kind.DECLARATION, declaration("later").to_json(), plan=1), Kind.KEYS)
+
+
 def test_a_declaration_that_differs_from_a_dead_ranks_differs_from_nobodys(job: Followed) -> None:
     job.declare("w0", declaration("x"))
     job.say("w1", Kind.DECLARE, _declare("x", 11), plan=1)
