@@ -8,8 +8,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
+
+from psgc.wire.messages import LEFT_OUT_IF_EMPTY
 
 INITIAL: Final = 0  # the number of the push that brings the initial values
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -31,10 +33,12 @@ class Enrol:
 
 @dataclass(frozen=True, slots=True)
 class Enrolled:
-    """The answer, in LAYOUT. bring: the syncer has no values yet, and takes this learner's. rule: by which it applies what is pushed."""
+    """The answer, in LAYOUT, sent again where it changes. bring: the syncer has no values yet, and takes this learner's. rule: by which it applies what is
+    pushed. awaits: the learner whose initial values it awaits."""
 
     bring: bool
     rule: str
+    awaits: str = field(default="", metadata=LEFT_OUT_IF_EMPTY)
 
 
 def is_name(text: str) -> bool:

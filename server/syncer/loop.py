@@ -82,6 +82,7 @@ class Syncer:
         self._changed = False  # since it was saved
         self._saved_at = time.monotonic()
         self._save_at = self._saved_at + settings.every_s
+        self._awaited: tuple[str, float, Reminder] = ("", 0.0, Reminder(0.0))  # whose initial values, and since when
         self._unsaved: Reminder | None = None  # of savings that have failed since the last one that did not
         self._ended = ""
 
@@ -211,8 +212,20 @@ class Syncer:
             if not self._tokens.admits(link.proof.rank, key):
                 revoked = RemoteProtocolError("this learner's token was revoked", ErrorCode.NOT_ADMITTED)
                 self._apply([*refused(link, revoked), Drop(link)])
+        self._say_who_is_awaited(now)
         if now >= self._save_at:
             self._save_or_say(now)
+
+    def _say_who_is_awaited(self, now: float) -> None:
+        if (name := self._state.awaited) != self._awaited[0]:
+            self._awaited = name, now, Reminder(now)
+        _, since, reminder = self._awaited
+        if name and reminder.due(now, self._config.silence_s):
+            here, all_ = sum(map(bool, self._state.versions)), len(self._state.versions)
+            logger.warning(
+                "learner %s is to bring the initial values, for %.0f s so far: %d of %d fragments have come; learners that wait for them: %d",
+                name, now - since, here, all_, self._state.waiting,
+            )  # fmt: skip
 
     def _save_or_say(self, now: float) -> None:
         """A disk that is full for a while costs learners nothing: what the last saving lacks, the next one that succeeds has."""

@@ -90,6 +90,16 @@ class SyncerState:
         """Whether all initial values are there."""
         return bool(self.versions) and all(self.versions)
 
+    @property
+    def awaited(self) -> str:
+        """The learner whose initial values are awaited; "" where none are."""
+        return "" if self.begun or self._bringer is None else self.peers[self._bringer].name
+
+    @property
+    def waiting(self) -> int:
+        """How many learners wait for initial values."""
+        return len({answer.peer for answer in self._waiting})
+
     def receive(self, peer: Peer, number: int, header: Header, enrol: Enrol | None = None) -> list[Effect]:
         """Handle one message. number: of the name that the connection has proved; enrol: the body of a REGISTER. An error becomes an ERROR reply."""
         try:
@@ -121,7 +131,7 @@ class SyncerState:
         if self.begun:
             return []
         self.versions = [0] * len(self.sizes)  # another one's values will do, but all of them one learner's
-        return [] if self._bringer is None else [self._enrolled(self._bringer)]
+        return [self._enrolled(other) for other in self.peers]
 
     def others(self, name: str) -> list[Peer]:
         """Connections that have enrolled under the name."""
@@ -161,7 +171,7 @@ class SyncerState:
         return [*effects, self._enrolled(peer)]
 
     def _enrolled(self, peer: Peer) -> Send:
-        return Send(peer, Header(Kind.LAYOUT), encode_body(Enrolled(peer == self._bringer and not self.begun, self.rule)))
+        return Send(peer, Header(Kind.LAYOUT), encode_body(Enrolled(peer == self._bringer and not self.begun, self.rule, self.awaited)))
 
     def _bring(self, peer: Peer, header: Header) -> list[Effect]:
         effects: list[Effect] = []

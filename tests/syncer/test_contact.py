@@ -6,7 +6,7 @@ from typing import Literal
 
 import pytest
 
-from psgc.worker.learner.contact import Contact
+from psgc.worker.learner.contact import Contact, Wait
 
 SILENCE_S, LIMIT_S = 5.0, 600.0
 
@@ -70,3 +70,9 @@ def test_one_that_never_came_about_counts_from_the_beginning() -> None:
     contact = Contact(100.0)
     assert contact.due(105.0, SILENCE_S) == 5.0
     assert contact.late(701.0, LIMIT_S) == (601.0, "")
+
+
+def test_a_wait_is_named_soon_and_then_ever_more_rarely() -> None:
+    wait = Wait(0, 100.0)
+    assert [at for at in range(100, 200) if wait.due(at, SILENCE_S) is not None] == [105, 115, 135, 175]
+    assert Wait(0, 100.0).due(106.0, SILENCE_S) == 6.0

@@ -175,6 +175,35 @@ def test_another_learner_brings_the_values_if_the_first_is_lost() -> None:
     assert asked.peer == 2 and b'"bring":true' in asked.body
 
 
+def test_learners_are_told_whose_initial_values_are_awaited_and_told_again_when_it_is_anothers() -> None:
+    def said_to(effects: list[Any]) -> dict[int, Enrolled]:
+        return {each.peer: decode_body(Enrolled, each.body) for each in effects if isinstance(each, Send)}
+
+    state = SyncerState("delayed")
+    assert state.awaited == ""
+    assert said_to(admitted(state, 1, "a")) == {1: Enrolled(True, "delayed", "a")}
+    talks = {peer: Conversation(enrol(name), ["", ""]) for peer, name in ((2, "b"), (3, "c"))}
+    for peer, name in ((2, "b"), (3, "c")):
+        (told,) = admitted(state, peer, name)
+        pulls = talks[peer].receive(told.header, told.body)
+        assert talks[peer].awaits == "a" and [message.header.kind for message in pulls] == [Kind.PULL] * 2
+        for message in pulls:
+            state.receive(peer, learner_number(name), message.header)
+    assert state.awaited == "a" and state.waiting == 2
+    told = state.lost(1)
+    assert said_to(told) == {2: Enrolled(True, "delayed", "b"), 3: Enrolled(False, "delayed", "b")}
+    said = {each.peer: talks[each.peer].receive(each.header, each.body) for each in told}
+    assert [(message.header.kind, message.header.step) for message in said[2]] == [(Kind.PUSH, 0)] * 2
+    assert said[3] == [] and talks[3].awaits == "b", "it does not ask twice"
+    effects = [effect for message in said[2] for effect in state.receive(2, learner_number("b"), message.header)]
+    assert state.awaited == "" and state.waiting == 0
+    for each in effects:
+        if isinstance(each, Answer) and each.peer == 3:
+            talks[3].receive(each.header, b"values")
+    assert talks[3].awaits == "" and not talks[3].unanswered
+    assert said_to(admitted(state, 4, "d")) == {4: Enrolled(False, "delayed", "")}
+
+
 @pytest.mark.parametrize(
     ("fragments", "text"),
     [

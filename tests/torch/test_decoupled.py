@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from psgc.config import Config
 from psgc.errors import CodecError, JobFailed, NonFiniteError, PsgcError, UsageError
 from psgc.layout.update_rule import UpdateRule
 from psgc.server.syncer.loop import Settings, Syncer
+from psgc.wire.frames import Kind
+from psgc.worker.learner.client import LearnerClient
 
 Start = Callable[..., tuple[Syncer, str]]
 
@@ -295,6 +298,117 @@ def test_an_exchange_that_has_ended_is_not_gone_on_with_in_silence(alone: None, 
             outside.finish()
     inner.step()
     assert not inner._optimizer_step_post_hooks
+
+
+@contextlib.contextmanager
+def stuck(syncer: Syncer) -> Iterator[Callable[[], None]]:
+    """The syncer does nothing, as one that is stopped, or whose disk is, until the yielded function is called; its connections stand."""
+    go_on, there = threading.Event(), threading.Event()
+    syncer.mailbox.put(there.set)
+    syncer.mailbox.put(go_on.wait)
+    there.wait()
+    try:
+        yield go_on.set
+    finally:
+        go_on.set()
+
+
+def impatient() -> None:
+    session = psgc.current_session()
+    session.config = psgc_config(session.config, silence_s=0.2)
+
+
+@contextlib.contextmanager
+def meanwhile(call: Callable[[], Any]) -> Iterator[None]:
+    """Ends once the call has, in a thread of its own."""
+    failed = list[BaseException]()
+
+    def run() -> None:
+        try:
+            call()
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    yield
+    thread.join()
+    assert not failed
+
+
+def until(caplog: pytest.LogCaptureFixture, *words: str) -> None:
+    while not all(each in caplog.text for each in words):
+        time.sleep(0.01)
+
+
+def test_whoever_waits_for_a_syncer_that_does_not_answer_says_so(alone: None, start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    syncer, at = start("add")
+    impatient()
+    own = model()
+    outside = psgc.Decoupled(own, torch.optim.SGD(own.parameters(), lr=0.01), every=1, delay=0, at=at, name="a")
+    moved_by(own, 1.0)
+    for waits in (outside.step, outside.finish):
+        caplog.clear()
+        with stuck(syncer) as go_on, meanwhile(waits):
+            until(caplog, f"learner a waits for fragment 0 from the syncer at tcp://{at}, for ", "it is connected, and does not answer")
+            go_on()
+        moved_by(own, 1.0)
+
+
+def test_a_learner_that_begins_while_the_syncer_is_stuck_says_that_it_waits(
+    alone: None, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    syncer, at = start("add")
+    impatient()
+    own, made = model(), list[psgc.Decoupled]()
+
+    def make() -> None:
+        made.append(psgc.Decoupled(own, torch.optim.SGD(own.parameters(), lr=0.01), every=1, at=at, name="a"))
+
+    with stuck(syncer) as go_on, meanwhile(make):
+        until(caplog, f"learner a waits for the syncer at tcp://{at}, for ")
+        go_on()
+    assert "trains on" not in caplog.text
+    made[0].finish()
+
+
+def test_whose_initial_values_are_awaited_is_said_by_the_syncer_and_by_whoever_waits(
+    alone: None, start: Start, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    syncer, at = start("add")
+    syncer._config = psgc_config(syncer._config, silence_s=0.2)
+    impatient()
+    real, held = LearnerClient._send, list[Any]()
+
+    def send(client: LearnerClient, messages: Any) -> None:
+        messages = list(messages)
+        if client._talk.enrol.name == "bringer" and messages and messages[0].header.kind == Kind.PUSH:
+            held.append((client, messages))
+        else:
+            real(client, messages)
+
+    monkeypatch.setattr(LearnerClient, "_send", send)
+    made = list[psgc.Decoupled]()
+
+    def make(name: str) -> None:
+        own = model()
+        made.append(psgc.Decoupled(own, torch.optim.SGD(own.parameters(), lr=0.01), every=1, at=at, name=name))
+
+    with meanwhile(lambda: make("bringer")):
+        while not held:
+            pass
+        with meanwhile(lambda: make("other")):
+            until(
+                caplog,
+                f"learner other waits for fragment 0 from the syncer at tcp://{at}, for ",
+                "it has no values yet, and awaits those of learner bringer",
+                "learner bringer is to bring the initial values, for ",
+                "0 of 1 fragments have come; learners that wait for them: 1",
+            )
+            client, messages = held[0]
+            client._mailbox.put(real, client, messages)
+    for each in made:
+        each.finish()
 
 
 def test_a_learner_with_another_model_is_refused_in_a_line(alone: None, start: Start) -> None:

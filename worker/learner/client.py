@@ -28,7 +28,7 @@ from psgc.transport.selection import transport
 from psgc.transport.server_link import Route, ServerLink
 from psgc.transport.watch import Watch
 from psgc.wire.learners import Enrol, learner_key, learner_number
-from psgc.worker.learner.contact import Contact
+from psgc.worker.learner.contact import Contact, Wait
 from psgc.worker.learner.conversation import Conversation, Message, Values
 
 logger = logging.getLogger(__name__)
@@ -55,6 +55,7 @@ class LearnerClient:
         self._link = ServerLink(Route(0, by, at, False, by.dialer(at, config), proof), self._links)
         self._number = number
         self._contact = Contact(time.monotonic())
+        self._wait: Wait | None = None  # of the training thread; the connection's says so
         self._begun = self._leaves = False  # the syncer has been reached; this learner has nothing more to say
         self._thread = threading.Thread(target=self._run, name="psgc-learner", daemon=True)
         self._thread.start()
@@ -83,12 +84,16 @@ class LearnerClient:
         """The values that answer the fragment's last push; once. wait: until they are there; else None may come. Raises JobFailed if this learner was refused,
         or where the syncer was out of reach for too long (PSGC_STEP_TIMEOUT_S; at first PSGC_REGISTER_TIMEOUT_S)."""
         with self._changed:
-            while True:
-                self._check()
-                if fragment in self._talk.answers or not wait:
-                    return self._talk.answers.pop(fragment, None)
-                self._give_up_if_late()
-                self._changed.wait(TICK_S)
+            try:
+                while True:
+                    self._check()
+                    if fragment in self._talk.answers or not wait:
+                        return self._talk.answers.pop(fragment, None)
+                    self._wait = self._wait or Wait(fragment, time.monotonic())
+                    self._give_up_if_late()
+                    self._changed.wait(TICK_S)
+            finally:
+                self._wait = None
 
     def close(self) -> None:
         """Tell the syncer, if it is reached, and end the thread."""
@@ -170,12 +175,34 @@ class LearnerClient:
                     messages = []
                     self._contact.down(now)
             self._send(messages)
+        if not self._leaves:
+            self._say_what_is_missing(now)
+
+    def _say_what_is_missing(self, now: float) -> None:
+        who, first_s = self._talk.enrol.name, self._config.silence_s
         with self._changed:
-            out = self._contact.due(now, self._config.silence_s)
-        if out is not None and not self._leaves:
+            wait, out = self._wait, self._contact.due(now, first_s)
+            waited = wait.due(now, first_s) if wait is not None and self._contact.out_of_reach(now) is None else None
+        if out is not None:
+            what = "trains on without" if wait is None else "waits for"
+            logger.warning("learner %s %s the syncer at %s, for %.0f s so far: %s", who, what, self._at, out, self._why)
+        elif waited is not None and wait is not None:
             logger.warning(
-                "learner %s trains on without the syncer at %s, for %.0f s so far: %s", self._talk.enrol.name, self._at, out, self._why
-            )
+                "learner %s waits for fragment %d from the syncer at %s, for %.0f s so far: %s",
+                who, wait.fragment, self._at, waited, self._why_slow,
+            )  # fmt: skip
+
+    @property
+    def _why_slow(self) -> str:
+        """What is known of an answer that does not come, though there is a connection."""
+        awaits, own = self._talk.awaits, self._talk.enrol.name
+        if awaits and awaits != own:
+            return f"it has no values yet, and awaits those of learner {awaits}"
+        if self._link.receiving:
+            return "the answer is coming in"
+        if self._link.unsent:
+            return f"{'the initial values are' if awaits else 'what was pushed is'} still leaving"
+        return "it is connected, and does not answer"
 
     def _send(self, messages: Iterable[Message]) -> None:
         for header, payload in messages:

@@ -6,8 +6,26 @@ is none. A slow one is not late.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from psgc.processes.breaks import MANY, Breaks
 from psgc.processes.reminder import Reminder
+
+
+@dataclass(slots=True)
+class Wait:
+    """The training thread waits for a fragment since ``began``."""
+
+    fragment: int
+    began: float
+    _named: Reminder = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._named = Reminder(self.began)
+
+    def due(self, now: float, first_s: float) -> float | None:
+        """For how many seconds it has waited, where that is to be said now."""
+        return now - self.began if self._named.due(now, first_s) else None
 
 
 class Contact:
@@ -28,10 +46,10 @@ class Contact:
         self._since = None
         if progress:
             self._breaks.came_through(now)
-        if self._out_of_reach(now) is None:
+        if self.out_of_reach(now) is None:
             self._named = None
 
-    def _out_of_reach(self, now: float) -> float | None:
+    def out_of_reach(self, now: float) -> float | None:
         """For how many seconds; None where the syncer is reached."""
         often = self._breaks.count >= MANY
         if self._since is None and not often:
@@ -40,14 +58,14 @@ class Contact:
 
     def late(self, now: float, limit_s: float) -> tuple[float, str] | None:
         """For whoever waits: for how many seconds there was no contact, if that is longer than the limit, and what else is to be said of it."""
-        out = self._out_of_reach(now)
+        out = self.out_of_reach(now)
         if out is None or out <= limit_s:
             return None
         return out, f", to which the connection {self._breaks.text(now)}" if self._breaks.count >= MANY else ""
 
     def due(self, now: float, first_s: float) -> float | None:
         """For how many seconds there has been no contact, where that is to be said now."""
-        out = self._out_of_reach(now)
+        out = self.out_of_reach(now)
         if out is None:
             return None
         self._named = self._named or Reminder(now - out)

@@ -30,13 +30,15 @@ class Values(NamedTuple):
 
 @dataclass(slots=True)
 class Conversation:
-    """answers: by fragment, the values that have come and were not taken yet. failed: why this learner must end, once it must. over: BYE was answered."""
+    """answers: by fragment, the values that have come and were not taken yet. failed: why this learner must end, once it must. over: BYE was answered.
+    awaits: the learner whose initial values the syncer awaits, as far as is known."""
 
     enrol: Enrol
     initial: list[Any]  # by fragment, the payloads that this learner would bring; dropped once the syncer has values
     answers: dict[int, Values] = field(default_factory=dict)
     failed: str = ""
     over: bool = False
+    awaits: str = ""
     enrolled: bool = False  # on the present connection
     _numbers: list[int] = field(init=False)
     _unanswered: dict[int, Message] = field(default_factory=dict)  # by fragment
@@ -88,6 +90,7 @@ class Conversation:
             if waiting is not None and header.step == waiting.header.step and payload is not None:
                 del self._unanswered[header.key]
                 self.answers[header.key] = Values(header.plan, payload)
+                self.awaits = ""
                 if all(number or fragment not in self._unanswered for fragment, number in enumerate(self._numbers)):
                     self.initial = []
             return []
@@ -101,7 +104,9 @@ class Conversation:
         raise RemoteProtocolError(f"a syncer does not send {Kind(header.kind).name}")
 
     def _admitted(self, enrolled: Enrolled) -> list[Message]:
-        self.enrolled = True
+        again, self.enrolled, self.awaits = self.enrolled, True, enrolled.awaits
+        if again and not enrolled.bring:
+            return []
         if self._leaving:
             return [*self._unanswered.values(), Message(Header(Kind.BYE))]
         if enrolled.bring and self.initial:
