@@ -142,10 +142,8 @@ def _at_servers(workers: Mapping[int, Report]) -> tuple[dict[int, float], dict[i
                 busy[int(server)], moved[int(server)] = share, nbytes
     partial = [report.servers for report in workers.values() if len(report.servers) >= MOST_NAMES]
     at_most = sorted(((min(share for share, _, _ in told.values()), told) for told in partial), key=lambda one: one[0])
-    for (
-        index,
-        share,
-    ) in busy.items():  # each finds the first that does not tell of it: many ranks and servers cost no more than all that they tell
+    # Each finds the first that does not tell of it: many ranks and servers cost no more than all that they tell.
+    for index, share in busy.items():
         busy[index] = min(share, next((most for most, told in at_most if str(index) not in told), share))
     return busy, moved
 
