@@ -68,10 +68,12 @@ def measured(ghosts: Mapping[str, Sizes]) -> str:
 
 
 def flat(ghosts: Mapping[str, Sizes], least: int) -> str:
-    """A sentence: how a contribution's cost changes from so many workers on."""
+    """A sentence: how a contribution's cost changes from so many workers on; "" if there are no such jobs."""
     told = []
     for codec, sizes in ghosts.items():
         costs = [size["server_us"] for size in sizes if size["workers"] >= least]
+        if not costs:
+            return ""
         told.append(f"`{codec}` {costs[0]:.0f} us to {costs[-1]:.0f}, at most {max(costs) / min(costs) - 1:.0%} apart")
     return f"What a contribution costs from {least} workers to the most: {'; '.join(told)}."
 

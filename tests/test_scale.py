@@ -202,6 +202,7 @@ def test_the_table_of_ghosts_has_a_row_for_each_number_of_workers_and_says_how_f
     assert most == "| 1,024 | 55 | 2,024 | 0.250 |  |  |  | 2.50 | 9.0 |"
     told = scale.ghosts_report.flat(ghosts, 64)
     assert told.endswith("`none` 50 us to 55, at most 10% apart; `onebit` 60 us to 60, at most 0% apart.")
+    assert scale.ghosts_report.flat(ghosts, 2000) == ""
     scale.ghosts_report.draw(ghosts, tmp_path / "ghosts.svg")
     assert "<svg" in (tmp_path / "ghosts.svg").read_text()
 
