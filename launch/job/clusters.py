@@ -75,14 +75,24 @@ def _slurm(env: Mapping[str, str]) -> Found:
 
 
 def _pytorch_job(env: Mapping[str, str], hostname: str) -> Found:
-    """Pods of Kubeflow's PyTorchJob: one for each node, and none is started by torchrun."""
+    """Pods of Kubeflow's PyTorchJob: one for each node, and none is started by torchrun. RANK counts pods; WORLD_SIZE counts workers where the job has a
+    number as nprocPerNode."""
     if _set(env, "LOCAL_RANK"):
         return Found({})
-    nodes, node = _number(env, "WORLD_SIZE") or 0, _number(env, "RANK") or 0
+    each = _plain(env, "PET_NPROC_PER_NODE")
+    nodes, node = _plain(env, "PET_NNODES") or _pods(env, each), _number(env, "RANK") or 0
     # The first pod may be told that the master is at localhost; its own name is what the others are told.
     host = hostname if node == 0 and is_loopback(env["MASTER_ADDR"].strip()) else env["MASTER_ADDR"].strip()
     settings = _together(env, nodes, node, host, (_number(env, "MASTER_PORT") or 23456) + 1)
-    return Found(settings, "Kubernetes (PyTorchJob)", NAMES)
+    return Found({**settings, **({"BYTEPS_LOCAL_SIZE": str(each)} if each else {})}, "Kubernetes (PyTorchJob)", NAMES)
+
+
+def _pods(env: Mapping[str, str], each: int) -> int:
+    """The pods of a PyTorchJob by WORLD_SIZE. each: workers of a pod; 0: WORLD_SIZE counts pods. Raises ConfigError."""
+    count = _number(env, "WORLD_SIZE") or 0
+    if each and count % each:
+        raise ConfigError(f"WORLD_SIZE={env['WORLD_SIZE']!r}: expected a multiple of PET_NPROC_PER_NODE={each}")
+    return count // (each or 1)
 
 
 def _volcano(env: Mapping[str, str]) -> Found:
@@ -167,6 +177,12 @@ def _number(env: Mapping[str, str], *names: str) -> int | None:
     if name and not env[name].strip().isdigit():
         raise ConfigError(f"{name}={env[name]!r}: expected a number, 0 or more")
     return int(env[name]) if name else None
+
+
+def _plain(env: Mapping[str, str], name: str) -> int:
+    """A number of torchrun's, more than 0; 0 for its other forms, as in ``1:4`` and ``auto``."""
+    text = _first(env, name)
+    return int(text) if text.isdigit() else 0
 
 
 def _first(env: Mapping[str, str], *names: str) -> str:

@@ -171,7 +171,7 @@ def run_hosts(command: Sequence[str], places: Sequence[Place], way: Way, *, code
     if not command:
         raise UsageError("run: no command given; for example: psgc run --hostfile hosts -- python train.py")
     shared = {**_shared(places, way, codec, plan, layout_out), **(more or {})}
-    config = Config.from_env({**shared, "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": "1"})
+    config = Config.from_env({**_elsewhere(shared), "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": "1"})
     _check(config, places, command, shared)  # what is wrong is said before anything is started
     for note in config.notes:
         print(f"{PROGRAM}: {note}", file=sys.stderr)
@@ -388,6 +388,11 @@ def _shared(places: Sequence[Place], way: Way, codec: str | None, plan: str | No
         "DMLC_NUM_WORKER": str(len(sizes)), "DMLC_NUM_SERVER": str(servers), "BYTEPS_FORCE_DISTRIBUTED": "1", "PYTHONUNBUFFERED": "1",
         "PSGC_JOB": str(secrets.randbits(62) | 1), "PSGC_TOKEN": env.get("PSGC_TOKEN", "").strip() or secrets.token_hex(16),
     }  # fmt: skip
+
+
+def _elsewhere(env: Mapping[str, str]) -> dict[str, str]:
+    """Settings that can be read on this machine, which need not have the hosts' interfaces."""
+    return {name: text for name, text in env.items() if name != "DMLC_INTERFACE"}
 
 
 def _check(config: Config, places: Sequence[Place], command: Sequence[str], env: Mapping[str, str]) -> None:

@@ -64,6 +64,16 @@ def place(hosts: Sequence[Host], workers: int | None, servers: int | None, sched
     return [*(replace(one, scheduler=number == at) for number, one in enumerate(places)), *reserve]
 
 
+def with_ssh_port(places: Sequence[Place], port: int) -> list[Place]:
+    """The scheduler's host is reached at this port of ssh. Raises UsageError if the hosts' file names another one for it."""
+    host = next(one.host for one in places if one.scheduler)
+    if host.port not in (0, port):
+        raise UsageError(
+            f"run: --scheduler-ssh-port {port}, but the hosts' file has port {host.port} for {host.name}; a host has one connection"
+        )
+    return [replace(one, host=replace(one.host, port=port)) if one.scheduler else one for one in places]
+
+
 def _filled(working: list[Host], workers: int | None) -> tuple[list[Host], list[int]]:
     """The hosts that have workers, and how many; 0: as many as they find themselves, where no host has slots."""
     if workers is None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import os
 import shlex
 import subprocess
 import sys
 import tarfile
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 HOST_S = 120.0  # limit on one host's part
 STDOUT = "-"
+GZIP = b"\x1f\x8b\x08"  # an archive begins with it; before it is what the host's shell prints at every start
 
 
 def collect(
@@ -58,9 +61,10 @@ def collect(
     notes = [] if pids or log else ["no process of a job was found on this machine; name one with --pid, or its log with --log"]
     with ThreadPoolExecutor(16) as pool:
         for host, (data, why) in zip(hosts, pool.map(lambda host: _part(host, job, ssh), hosts), strict=True):
-            if why:
-                notes.append(f"{host.name}: {why}")
-            for name, content in _entries(data):
+            entries, damage = ([], why) if why else _entries(data)
+            if damage:
+                notes.append(f"{host.name}: {damage}")
+            for name, content in entries:
                 bundle.add(f"hosts/{host.name}/{name}", content)
     bundle.add("notes.txt", "".join(f"{note}\n" for note in notes).encode())
     archive = bundle.close()
@@ -116,9 +120,18 @@ def _part(host: Host, job: str, ssh: str) -> tuple[bytes, str]:
     return (done.stdout, "") if not done.returncode else (b"", said[-1] if said else f"ssh ended with status {done.returncode}")
 
 
-def _entries(data: bytes) -> list[tuple[str, bytes]]:
-    """What is in a host's archive. Nothing of it is unpacked to this machine."""
-    if not data:
-        return []
-    with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
-        return [(entry.name, file.read()) for entry in archive if (file := archive.extractfile(entry)) is not None]
+def _entries(data: bytes) -> tuple[list[tuple[str, bytes]], str]:
+    """What is in a host's archive, as far as it can be read, and what is wrong with it. Nothing of it is unpacked to this machine."""
+    start, found = data.find(GZIP), list[tuple[str, bytes]]()
+    if start < 0:
+        said = data.decode(errors="replace").strip().splitlines()
+        return found, f"it sent no archive{f', but {said[0]!r:.100}' if said else ''}"
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(data[start:])) as stream, tarfile.open(fileobj=stream, mode="r:") as archive:
+            for entry in archive:
+                if entry.isreg() and (file := archive.extractfile(entry)) is not None:
+                    found.append((entry.name, file.read()))
+            stream.read()  # up to its checksum
+    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+        return found, f"its archive is damaged ({' '.join(str(error).split())}); {len(found)} file(s) of it could be read"
+    return found, ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -92,8 +93,8 @@ def render(
         "--restarts": (restarts, 0),
     }
     for label, (number, limit) in {**least, "--parameters": (parameters, 1), "--link-gbit": (link_gbit, 0)}.items():
-        if number < limit:
-            raise UsageError(f"k8s render: {label} {number:g}: at least {limit}")
+        if not math.isfinite(number) or number < limit:
+            raise UsageError(f"k8s render: {label} {number:g}: expected a number, at least {limit}")
     scheme = parse_scheme(codec or "none")
     settings = {**({"PSGC_CODEC": scheme.canonical} if codec else {}), **forwarded(env or [])}
     topology = {"DMLC_NUM_WORKER": str(nodes), "DMLC_NUM_SERVER": str(servers), "DMLC_PS_ROOT_URI": name, "DMLC_PS_ROOT_PORT": "9000"}

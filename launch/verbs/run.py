@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import sys
@@ -64,7 +65,12 @@ def run(
         str | None, typer.Option(help="Host of the scheduler, by an address that all hosts reach. Default: the first host.")
     ] = None,
     scheduler_port: Annotated[int | None, typer.Option(help="The scheduler's port. Default: a free one.")] = None,
+    scheduler_ssh_port: Annotated[int | None, typer.Option(min=1, max=65535, help="Port of ssh on the scheduler's host.")] = None,
+    interface: Annotated[
+        str | None, typer.Option(help="The hosts' network interface (DMLC_INTERFACE). Default: the one that leads to the scheduler.")
+    ] = None,
     username: Annotated[str | None, typer.Option(help="User for ssh, of hosts that name none.")] = None,
+    identity_file: Annotated[str | None, typer.Option("--identity-file", "--identity_file", "-i", help="Key for ssh.")] = None,
     env: Annotated[
         list[str] | None,
         typer.Option(
@@ -87,20 +93,27 @@ def run(
     from psgc.launch.job.restarts import restarts_of, run_again
 
     over_ssh = {
-        "--scheduler-ip": scheduler_ip, "--scheduler-port": scheduler_port, "--username": username, "--env": env, "--chdir": chdir,
-        "--remote-python": remote_python, "--server-hostfile": server_hostfile,
+        "--scheduler-ip": scheduler_ip, "--scheduler-port": scheduler_port, "--scheduler-ssh-port": scheduler_ssh_port, "--interface": interface,
+        "--username": username, "--identity-file": identity_file, "--env": env, "--chdir": chdir, "--remote-python": remote_python,
+        "--server-hostfile": server_hostfile,
     }  # fmt: skip
     if hostfile or worker_hostfile:
         for name, given in {"--nodes": nodes, "--link-mbit": link_mbit}.items():
             if given is not None:
                 raise UsageError(f"run: {name} {given:g} is for jobs on this machine alone; leave it out, or the hosts' file")
+        if not (math.isfinite(start_timeout) and start_timeout > 0):
+            raise UsageError(f"run: --start-timeout {start_timeout:g}: expected seconds, more than 0")
         from psgc.launch.job.hosts import Way, forwarded, run_hosts
+        from psgc.launch.job.placing import with_ssh_port
 
         way = Way(
-            ssh=shlex.split(ssh), python=remote_python or sys.executable, folder=chdir or os.getcwd(), user=username or "", env=forwarded(env or []),
+            ssh=[*shlex.split(ssh), *(["-i", identity_file] if identity_file else [])], python=remote_python or sys.executable,
+            folder=chdir or os.getcwd(), user=username or "", env=forwarded(env or []) | ({"DMLC_INTERFACE": interface} if interface else {}),
             root_host=scheduler_ip or "", root_port=scheduler_port or 0, prefix=prefix, start_s=start_timeout,
         )  # fmt: skip
         places = _places(hostfile, worker_hostfile, server_hostfile, scheduler_ip, workers, servers)
+        if scheduler_ssh_port is not None:
+            places = with_ssh_port(places, scheduler_ssh_port)
 
         def on_hosts(more: dict[str, str]) -> int:
             told = more if spares is None else {**more, "PSGC_SPARES": str(spares)}

@@ -104,6 +104,26 @@ def test_pods_of_a_pytorch_job_are_nodes() -> None:
     assert not completed({name: value for name, value in job.items() if name not in POD}, "here").settings
 
 
+@pytest.mark.parametrize(("more", "nodes", "workers"), [
+    ({"WORLD_SIZE": "32", "PET_NPROC_PER_NODE": "8", "PET_NNODES": "4"}, 4, "8"),
+    ({"WORLD_SIZE": "32", "PET_NPROC_PER_NODE": "8", "PET_NNODES": "1:4"}, 4, "8"),  # elastic
+    ({"WORLD_SIZE": "4", "PET_NPROC_PER_NODE": "auto", "PET_NNODES": "4"}, 4, None),
+    ({"WORLD_SIZE": "4", "PET_NPROC_PER_NODE": "gpu", "PET_NNODES": "1:4"}, 4, None),
+])  # fmt: skip
+def test_a_pytorch_job_of_several_workers_a_pod_has_as_many_nodes_as_pods(more: dict[str, str], nodes: int, workers: str | None) -> None:
+    job = {**POD, "MASTER_ADDR": "train-master-0", "MASTER_PORT": "23456", "RANK": "3", **more}
+    found = completed(job, "train-worker-2").settings
+    assert (found["DMLC_NUM_WORKER"], found["DMLC_NUM_SERVER"], found["DMLC_WORKER_ID"]) == (str(nodes), str(nodes), "3")
+    assert found.get("BYTEPS_LOCAL_SIZE") == workers
+    assert "BYTEPS_LOCAL_SIZE" not in completed({**job, "BYTEPS_LOCAL_SIZE": "2"}, "train-worker-2").settings
+
+
+def test_a_world_that_pods_do_not_divide_is_named_in_a_line() -> None:
+    job = {**POD, "MASTER_ADDR": "train-master-0", "RANK": "0", "WORLD_SIZE": "9", "PET_NPROC_PER_NODE": "8"}
+    with pytest.raises(ConfigError, match="WORLD_SIZE='9': expected a multiple of PET_NPROC_PER_NODE=8"):
+        completed(job, "train-master-0")
+
+
 @pytest.mark.parametrize(("env", "hostname", "index"), [
     ({"VC_TASK_INDEX": "1"}, "any", "1"),
     ({"JOB_COMPLETION_INDEX": "2"}, "any", "2"),

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from psgc.config import Config
 from psgc.errors import UsageError
 from psgc.launch.job.hostfile import Host, read_hosts
-from psgc.launch.job.placing import Place, place
+from psgc.launch.job.hosts import Way, _elsewhere, _shared, ssh_command
+from psgc.launch.job.placing import Place, place, with_ssh_port
+from tests.plan.commands import psgc
 
 
 @pytest.fixture
@@ -106,6 +111,15 @@ def test_the_scheduler_is_where_it_is_asked_for() -> None:
     assert place([A], None, None, "d")[-1] == Place(Host("d"), scheduler=True)
 
 
+def test_the_schedulers_host_is_reached_at_the_port_that_is_asked_for() -> None:
+    hosts = [Host("a"), Host("b", port=2222)]
+    assert [one.host.port for one in with_ssh_port(place(hosts, None, None), 2200)] == [2200, 2222]
+    assert [one.host.port for one in with_ssh_port(place(hosts, None, None, "c"), 2200)] == [0, 2222, 2200]
+    assert [one.host.port for one in with_ssh_port(place(hosts, None, None, "b"), 2222)] == [0, 2222]
+    with pytest.raises(UsageError, match="--scheduler-ssh-port 22, but the hosts' file has port 2222 for b; a host has one connection"):
+        with_ssh_port(place(hosts, None, None, "b"), 22)
+
+
 def test_a_job_needs_a_host_with_workers() -> None:
     for other in (Host("s", servers=True), Host("s", spare=True)):
         with pytest.raises(UsageError, match="hosts of servers, or spare ones, only"):
@@ -119,3 +133,25 @@ def test_spare_hosts_come_last_and_have_nothing_to_run() -> None:
     with pytest.raises(UsageError, match=r"e is a spare host, but nothing says how many workers each other host has; write slots=N"):
         place([C, Host("d"), spare], None, None)
     assert place([C, Host("d"), spare], 2, None)[-1].spare
+
+
+def test_bytepss_flags_become_settings_of_the_hosts_whose_interfaces_this_machine_need_not_have(
+    hostfile: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hostfile.write_text("a\n")
+    ways = []
+
+    def started(command: Sequence[str], places: Sequence[Place], way: Way, **_: Any) -> int:
+        ways.append((places, way))
+        shared = _shared(places, way, None, None, None)
+        assert shared["DMLC_INTERFACE"] == "nosuch0"
+        Config.from_env({**_elsewhere(shared), "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": "1"})
+        return 0
+
+    monkeypatch.setattr("psgc.launch.job.hosts.run_hosts", started)
+    flags = ("--interface", "nosuch0", "--scheduler-ssh-port", "2200", "-i", "key", "--env", "DMLC_INTERFACE:eth1")
+    done = psgc("run", "-WH", str(hostfile), "-SH", str(hostfile), "--scheduler-ip", "10.0.0.1", *flags, "true")
+    assert done.returncode == 0, done.stderr
+    ((places, way),) = ways
+    assert [(one.host.name, one.host.port) for one in places] == [("a", 0), ("10.0.0.1", 2200)]
+    assert ssh_command(places[1].host, way)[:3] == ["ssh", "-i", "key"]

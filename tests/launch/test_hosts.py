@@ -228,6 +228,9 @@ def test_what_a_host_cannot_do_is_a_line(hosts: Sshd, flags: tuple[str, ...], co
         (("--hostfile", "HOSTS", "--env", "NO_SUCH_NAME"), "--env NO_SUCH_NAME: there is no such variable in this shell"),
         (("--hostfile", "HOSTS", "--env", "a b=c"), "--env a b=c: expected NAME, NAME=VALUE or NAME:VALUE"),
         (("--hostfile", "HOSTS", "--codec", "no-such"), "no-such"),
+        (("--hostfile", "HOSTS", "--start-timeout", "nan"), "--start-timeout nan: expected seconds, more than 0"),
+        (("--hostfile", "HOSTS", "--start-timeout", "inf"), "--start-timeout inf: expected seconds, more than 0"),
+        (("--interface", "eth0"), "--interface is for jobs on several hosts; give --hostfile"),
         (("--username", "me"), "--username is for jobs on several hosts; give --hostfile"),
     ],
 )
@@ -264,6 +267,12 @@ def test_bytepss_launch_line_works(hosts: Sshd, tmp_path: Path) -> None:
         address,
         "--scheduler-port",
         str(free_port()),
+        "--scheduler-ssh-port",
+        str(port),
+        "--interface",
+        "lo",
+        "-i",
+        f"{tmp_path}/key",
     )
     options = (
         "--username",
@@ -271,7 +280,7 @@ def test_bytepss_launch_line_works(hosts: Sshd, tmp_path: Path) -> None:
         "--env",
         "NVIDIA_VISIBLE_DEVICES:0,1",
         "--ssh",
-        f"{hosts.ssh} -i {tmp_path}/key -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR",
+        f"{hosts.ssh} -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR",
     )
     status, out, err = hosts.launched.end(hosts.launched.psgc("run", *words, *options, *JOB, "1", "3"))
     assert status == 0, err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 import tarfile
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from psgc.launch.observing.bundle import MASK, Bundle, Secrets, told
+from psgc.launch.verbs.collect import GZIP, _entries, collect
 from tests.observe.test_top import be_outside
 from tests.plan.commands import psgc
 
@@ -91,6 +93,45 @@ def test_a_secret_is_left_out_wherever_it_is_and_names_stay() -> None:
         b"(left out) (left out) int8 password=(left out) Token: (left out) int8"
     )
     assert told({"PSGC_TOKEN": "a", "PSGC_JOB": "7", "HOME": "/home/me", "AWS_SECRET": "b"}) == {"PSGC_TOKEN": MASK, "PSGC_JOB": "7"}
+
+
+def test_a_host_whose_shell_prints_or_whose_archive_is_damaged_spoils_no_other_host() -> None:
+    bundle = Bundle(Secrets())
+    bundle.add("first.txt", random.Random(1).randbytes(20_000))
+    bundle.add("second.txt", random.Random(2).randbytes(20_000))
+    archive = bundle.close()
+    names = ["first.txt", "second.txt"]
+    for before in (b"", b"Welcome to far\n", b"\x1f\x8b Welcome\n"):
+        entries, why = _entries(before + archive)
+        assert ([name for name, _ in entries], why) == (names, "")
+    entries, why = _entries(archive[: len(archive) * 3 // 4])
+    assert [name for name, _ in entries] == names[:1]
+    assert why.startswith("its archive is damaged (") and why.endswith("; 1 file(s) of it could be read")
+    for damaged in (archive[:12], GZIP, GZIP + b"no archive", archive[:200] + bytes(400) + archive[600:]):
+        entries, why = _entries(damaged)
+        assert why.startswith("its archive is damaged") and "\n" not in why
+    assert _entries(b"Welcome to far\nand more\n") == ([], "it sent no archive, but 'Welcome to far'")
+    assert _entries(b"") == ([], "it sent no archive")
+
+
+def test_a_bundle_is_written_though_one_host_sends_no_archive_and_another_a_truncated_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = Bundle(Secrets())
+    bundle.add("first.txt", b"as it was there")
+    archive = bundle.close()
+    sent = {"welcomes": b"Welcome\n" + archive, "truncated": archive[:40], "silent": b""}
+    (tmp_path / "hosts").write_text("".join(f"{name} slots=1\n" for name in sent))
+    monkeypatch.setattr("psgc.launch.verbs.collect._part", lambda host, job, ssh: (sent[host.name], ""))
+    monkeypatch.setattr("psgc.launch.verbs.doctor.examine", dict)
+    monkeypatch.setattr("psgc.launch.verbs.collect._status", lambda pid: {})
+    output = tmp_path / "bundle.tar.gz"
+    collect(output=str(output), pid=None, job="1", hostfile=str(tmp_path / "hosts"), ssh="ssh", log=None)
+    files = files_of(output)
+    assert files["hosts/welcomes/first.txt"] == b"as it was there"
+    notes = files["notes.txt"].decode().splitlines()
+    assert [note.partition(" (")[0] for note in notes if note.startswith("truncated")] == ["truncated: its archive is damaged"]
+    assert "silent: it sent no archive" in notes and not any(note.startswith("welcomes") for note in notes)
 
 
 def test_a_mistake_is_one_line(tmp_path: Path) -> None:
