@@ -15,9 +15,9 @@ from psgc import __version__
 from psgc.config import Config
 from psgc.errors import PsgcError, RemoteProtocolError
 from psgc.launch.job.bpslaunch import local_servers
-from psgc.launch.job.devices import local_size
 from psgc.launch.job.planned import plan_here
 from psgc.launch.topology import Topology
+from psgc.launch.topology.devices import local_size
 from psgc.plan.model.level import asks_auto
 from psgc.processes.addresses import is_loopback, lookup, unmapped
 from psgc.processes.cores import usable_cores

@@ -18,7 +18,6 @@ from psgc.launch.job.batch_signals import ignore_scripts, passing_on, run_in_ste
 from psgc.launch.job.checks import check_job
 from psgc.launch.job.clusters import completed
 from psgc.launch.job.cores import cores_of_ranks, described, near_memory
-from psgc.launch.job.devices import local_size, seen_devices
 from psgc.launch.job.interpreter import check_command, check_spares, note_on, spares_of, words_of
 from psgc.launch.job.node_addresses import address_of, await_name
 from psgc.launch.job.planned import PLAN, inside_of, plan_here
@@ -33,6 +32,7 @@ from psgc.launch.supervision.child import Child
 from psgc.launch.supervision.ending import Patience
 from psgc.launch.supervision.supervisor import Supervisor
 from psgc.launch.topology import detect, told
+from psgc.launch.topology.devices import local_size, seen_devices
 from psgc.launch.topology.interfaces import named, place_of
 from psgc.launch.version import version_line
 from psgc.processes.addresses import join, split

@@ -14,6 +14,7 @@ from typing import Final
 
 from psgc.errors import ConfigError
 from psgc.launch.topology import Topology, detect
+from psgc.launch.topology.devices import gpus_of_ranks
 from psgc.launch.topology.machine import cores_text
 from psgc.launch.topology.sysfs import read_cores
 
@@ -29,7 +30,7 @@ def cores_of_ranks(env: Mapping[str, str], size: int) -> list[list[int]]:
     machine, allowed = detect(), os.sched_getaffinity(0)
     return allocate(
         {node: [core for core in cores if core in allowed] for node, cores in machine.numa.items()} or {0: sorted(allowed)},
-        _siblings(allowed), _nodes_of_gpus(machine, size), size, quota=_number(env, "BYTEPS_NUMA_DEFAULT_QUOTA"),
+        _siblings(allowed), _nodes_of_gpus(env, machine, size), size, quota=_number(env, "BYTEPS_NUMA_DEFAULT_QUOTA"),
         root_quota=_number(env, "BYTEPS_NUMA_ROOT_QUOTA"), excluded=_excluded(env),
         multithreaded=_switch(env, "BYTEPS_MULTITHREADED_CPU", "1"),
     )  # fmt: skip
@@ -120,9 +121,10 @@ def _siblings(cores: Collection[int], root: Path = Path("/sys")) -> dict[int, tu
     return found
 
 
-def _nodes_of_gpus(machine: Topology, size: int) -> list[int]:
-    nodes = [gpu.numa for gpu in sorted(machine.gpus, key=lambda gpu: gpu.index)]
-    return [*nodes, *[-1] * size][:size]
+def _nodes_of_gpus(env: Mapping[str, str], machine: Topology, size: int) -> list[int]:
+    """By local rank, the NUMA node of its GPU; -1 if unknown."""
+    gpus = gpus_of_ranks(env, machine)
+    return [gpus[rank].numa if rank in gpus else -1 for rank in range(size)]
 
 
 def _excluded(env: Mapping[str, str]) -> set[int]:

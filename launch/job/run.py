@@ -16,7 +16,6 @@ from psgc.launch.job import ranks
 from psgc.launch.job.as_byteps import found_as_byteps
 from psgc.launch.job.batch_signals import passing_on
 from psgc.launch.job.checks import canonical, check_codec_or_plan, check_job
-from psgc.launch.job.devices import seen_devices
 from psgc.launch.job.interpreter import check_command, note_on
 from psgc.launch.job.planned import PLAN, inside_of, plan_here, plan_told
 from psgc.launch.job.scheduler_process import start_scheduler
@@ -26,6 +25,7 @@ from psgc.launch.supervision.ending import Patience
 from psgc.launch.supervision.supervisor import Supervisor
 from psgc.launch.tables import progress
 from psgc.launch.topology import detect, told
+from psgc.launch.topology.devices import seen_devices
 from psgc.launch.topology.interfaces import NAME as INTERFACES
 from psgc.plan.model.level import SAFE, asks_auto, level_of
 from psgc.processes.addresses import listening_socket

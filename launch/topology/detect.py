@@ -11,6 +11,7 @@ from typing import Final
 
 from psgc.errors import UsageError
 from psgc.launch.topology import nvidia, sysfs
+from psgc.launch.topology.devices import gpus_of_ranks
 from psgc.launch.topology.machine import Gpu, Topology
 
 ROOTS: Final = "BYTEPS_REDUCE_ROOTS"
@@ -48,17 +49,19 @@ def switch_size(env: Mapping[str, str], found: Topology) -> int:
 
 
 def told(env: Mapping[str, str], size: int, found: Callable[[], Topology]) -> dict[str, str]:
-    """BYTEPS_REDUCE_ROOTS and BYTEPS_PCIE_SWITCH_SIZE where they are ``auto``, as the machine has them for ``size`` workers, one a GPU; "" where nothing of
-    it is of use. found: looks at the machine, if it has to. Raises UsageError where the machine's GPUs are not the workers'."""
+    """BYTEPS_REDUCE_ROOTS and BYTEPS_PCIE_SWITCH_SIZE where they are ``auto``, as the machine has them for ``size`` workers, each with the GPU that it sees;
+    "" where nothing of it is of use. found: looks at the machine, if it has to. Raises UsageError where the machine's GPUs are not the workers'."""
     asked = [name for name in (ROOTS, SWITCHES) if env.get(name, "").strip() == AUTO]
     if not asked:
         return {}
     machine = found()
-    if len(machine.gpus) != size:
+    gpus = gpus_of_ranks(env, machine)
+    if sorted(gpus) != list(range(size)):
         raise UsageError(
-            f"{asked[0]}=auto takes local ranks for the GPUs of this machine, but there are {size} worker(s) and {len(machine.gpus)} GPU(s); name local "
-            f"ranks, or unset it"
+            f"{asked[0]}=auto takes local ranks for the GPUs that workers see, but there are {size} worker(s) and {len(gpus)} GPU(s) that can be told; "
+            f"name local ranks, or unset it"
         )
+    machine = machine.of_ranks(gpus)
     roots, switch = as_detected(machine)
     values = {ROOTS: ",".join(map(str, roots)), SWITCHES: str(switch or "")}
     return {name: values[name] for name in asked}

@@ -13,6 +13,7 @@ from typing import Final
 
 from psgc.errors import ConfigError
 from psgc.launch.topology.detect import AUTO, detect
+from psgc.launch.topology.devices import gpus_of_ranks
 from psgc.launch.topology.machine import Topology
 from psgc.processes.addresses import interface_address
 
@@ -22,13 +23,13 @@ _machine = cache(detect)
 
 def place_of(env: Mapping[str, str], number: int, look: Callable[[], Topology] | None = None) -> dict[str, str]:
     """DMLC_NODE_HOST of the local rank, or of the server, with this number; nothing where it is set already, or no interfaces are named. Interfaces that
-    are named are taken in turn; ``auto`` is the one nearest to the GPU of this number, without GPUs each one that is up, in turn. look: at the machine.
-    Raises ConfigError."""
+    are named are taken in turn; ``auto`` is the one nearest to the GPU of the local rank of this number, where that is unknown each one that is up, in
+    turn. look: at the machine. Raises ConfigError."""
     if env.get("DMLC_NODE_HOST", "").strip():
         return {}
     if env.get(NAME, "").strip() == AUTO:
         machine = (look or _machine)()
-        near, up = machine.nearest_nic(), [nic for nic in machine.nics if nic.up]
+        near, up = machine.of_ranks(gpus_of_ranks(env, machine)).nearest_nic(), [nic for nic in machine.nics if nic.up]
         if not near and not up:
             return {}  # there is nothing to choose from
         return {"DMLC_NODE_HOST": interface_address((near[number] if number in near else up[number % len(up)]).name, NAME)}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from psgc.errors import UsageError
@@ -25,7 +25,7 @@ PCIE_ACHIEVED: Final = 0.8
 @dataclass(frozen=True, slots=True)
 class Gpu:
     """bus: PCI address, as in 0000:07:00.0; place: PCI bridges above it, from the root; numa: -1 if unknown; lanes, generation: of its PCIe slot,
-    0 if unknown."""
+    0 if unknown; uuid: as CUDA_VISIBLE_DEVICES may name it, "" if unknown."""
 
     index: int
     name: str
@@ -34,6 +34,7 @@ class Gpu:
     numa: int = -1
     generation: int = 0
     lanes: int = 0
+    uuid: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,21 @@ class Topology:
     sockets: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     paths: Mapping[tuple[str, str], str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+    def gpu(self, entry: str) -> Gpu | None:
+        """The GPU that an entry of CUDA_VISIBLE_DEVICES names, by its index or by its UUID or the beginning of it; None if it names none, or several."""
+        if entry.isdigit():
+            named = [gpu for gpu in self.gpus if gpu.index == int(entry)]
+        else:
+            named = [gpu for gpu in self.gpus if entry.startswith("GPU-") and gpu.uuid.startswith(entry)]
+        return named[0] if len(named) == 1 else None
+
+    def of_ranks(self, gpus: Mapping[int, Gpu]) -> Topology:
+        """This machine with some of its GPUs alone, each with another index: that of the local rank whose it is."""
+        labels = {_label(gpu): "" for gpu in self.gpus} | {_label(gpu): f"GPU{rank}" for rank, gpu in gpus.items()}
+        ends = {(labels.get(one, one), labels.get(other, other)): path for (one, other), path in self.paths.items()}
+        paths = {pair: path for pair, path in ends.items() if all(pair)}
+        return replace(self, gpus=tuple(replace(gpus[rank], index=rank) for rank in sorted(gpus)), paths=paths)
 
     def path(self, one: Gpu | Nic, other: Gpu | Nic) -> str:
         """The PCIe path between two devices, nearest of PATHS; "" if unknown. NVLinks do not count."""

@@ -10,7 +10,7 @@ from typing import Final
 from psgc.errors import UsageError
 from psgc.launch.topology.machine import PATHS, Gpu
 
-QUERY: Final = ("index", "name", "pci.bus_id", "pcie.link.gen.max", "pcie.link.width.max")
+QUERY: Final = ("index", "name", "pci.bus_id", "pcie.link.gen.max", "pcie.link.width.max", "uuid")
 MOST_GPUS: Final = 64
 MOST_TEXT: Final = 1 << 20  # characters
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
@@ -28,8 +28,9 @@ def read_gpus(text: str) -> tuple[Gpu, ...]:
             raise UsageError(
                 f"nvidia-smi --query-gpu: expected {', '.join(QUERY)}, got {line!r:.100}; psgc cannot tell this machine's GPUs"
             )
-        generation, lanes = (int(field) if field.strip().isdigit() else 0 for field in row[3:])
-        gpus.append(Gpu(int(row[0]), row[1].strip()[:80], bus, generation=generation, lanes=lanes))
+        generation, lanes = (int(field) if field.strip().isdigit() else 0 for field in row[3:5])
+        uuid = row[5].strip() if row[5].startswith("GPU-") else ""
+        gpus.append(Gpu(int(row[0]), row[1].strip()[:80], bus, generation=generation, lanes=lanes, uuid=uuid[:80]))
     if len(gpus) > MOST_GPUS or len({gpu.index for gpu in gpus}) < len(gpus) or len({gpu.bus for gpu in gpus}) < len(gpus):
         raise UsageError(
             f"nvidia-smi --query-gpu: {len(gpus)} GPUs, some of them twice or more than {MOST_GPUS}; psgc cannot tell this machine's GPUs"

@@ -13,8 +13,8 @@ import pytest
 from psgc.errors import ConfigError
 from psgc.launch.job import cores
 from psgc.launch.job.cores import allocate, cores_of_ranks, near_memory
-from psgc.launch.job.devices import seen_devices
 from psgc.launch.topology import Gpu, Topology
+from psgc.launch.topology.devices import seen_devices
 
 # Two NUMA nodes of four physical cores; core n's other hardware thread is n + 8.
 NUMA = {0: (0, 1, 2, 3, 8, 9, 10, 11), 1: (4, 5, 6, 7, 12, 13, 14, 15)}

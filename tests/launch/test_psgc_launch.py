@@ -15,8 +15,8 @@ import pytest
 from psgc.errors import ConfigError
 from psgc.launch.job.bpslaunch import launch, servers_of
 from psgc.launch.job.cores import visible_cores
-from psgc.launch.job.devices import local_size
 from psgc.launch.job.threads import shared_cores
+from psgc.launch.topology.devices import local_size
 from tests.ports import free_port
 
 STEPS = (sys.executable, str(Path(__file__).parent.parent / "jobs" / "steps.py"), "--steps")

@@ -10,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psgc.errors import ConfigError, UsageError
+from psgc.launch.job.cores import _nodes_of_gpus
 from psgc.launch.job.run import run_job
 from psgc.launch.profiling.measure import Request, cluster_of
 from psgc.launch.topology import Gpu, Nic, Topology, as_detected, detect, nvidia, switch_size, sysfs, told
 from psgc.launch.topology.describe import rows
+from psgc.launch.topology.devices import gpus_of_ranks
 from psgc.launch.topology.interfaces import addresses, place_of
 from psgc.launch.topology.machine import between, cores_text
 from psgc.plan.inputs.cluster import Link, load_cluster
@@ -125,13 +127,20 @@ def test_odd_tables_give_one_line_that_says_what_is_odd() -> None:
         with pytest.raises(UsageError, match=said) as caught:
             nvidia.read_paths(text)
         assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
-    for text in ("no devices", "0, T4", "x, T4, 00000000:3B:00.0, 3, 16", "0, T4, 3B, 3, 16", "0, A, 0:3B:00.0, 3, 16"):
+    for text in (
+        "no devices",
+        "0, T4",
+        "x, T4, 00000000:3B:00.0, 3, 16, u",
+        "0, T4, 3B, 3, 16, u",
+        "0, A, 0:3B:00.0, 3, 16, u",
+        "0, T4, 00000000:3B:00.0, 3, 16",
+    ):
         with pytest.raises(UsageError, match="nvidia-smi --query-gpu: expected index, name"):
             nvidia.read_gpus(text)
     with pytest.raises(UsageError, match="some of them twice"):
-        nvidia.read_gpus("0, A, 00000000:3B:00.0, 3, 16\n0, B, 00000000:3C:00.0, 3, 16")
-    (virtual,) = nvidia.read_gpus('0, "A, 40 GB", 00000000:3B:00.0, [N/A], [N/A]')
-    assert (virtual.name, virtual.generation, virtual.lanes) == ("A, 40 GB", 0, 0)
+        nvidia.read_gpus("0, A, 00000000:3B:00.0, 3, 16, GPU-1\n0, B, 00000000:3C:00.0, 3, 16, GPU-2")
+    (virtual,) = nvidia.read_gpus('0, "A, 40 GB", 00000000:3B:00.0, [N/A], [N/A], [N/A]')
+    assert (virtual.name, virtual.generation, virtual.lanes, virtual.uuid) == ("A, 40 GB", 0, 0, "")
     odd = detect(NOWHERE, lambda arguments: asking("pcie-4")(arguments) if arguments[0] != "topo" else "garbage")
     assert len(odd.gpus) == 4 and "psgc goes by the PCI tree alone" in odd.notes[0]
 
@@ -189,6 +198,61 @@ def test_auto_is_what_the_machine_has_for_its_launchers_and_for_cluster_files(tm
         told(both, 2, lambda: nvlink)
     assert ["shards of a node's sums", "on local ranks 2 3 alone (BYTEPS_REDUCE_ROOTS)"] in rows(Topology(), 0, (2, 3))
     assert any("of each 2 local ranks first" in text for _, text in rows(pcie, 2))
+
+
+def by_uuid(machine: Topology, *indices: int) -> str:
+    return ",".join(machine.gpus[index].uuid for index in indices)
+
+
+def test_local_ranks_have_the_gpus_that_are_listed_for_them() -> None:
+    """nvidia-smi lists all of a machine's GPUs, whatever CUDA_VISIBLE_DEVICES has."""
+    machine = detect(NOWHERE, asking("pcie-8"))
+    everything = {rank: rank for rank in range(8)}
+    own, listed = {"PSGC_CUDA_DEVICES": "own"}, {"PSGC_CUDA_DEVICES": "listed"}
+    for env, found in (
+        ({}, everything),
+        (own, everything),
+        ({"CUDA_VISIBLE_DEVICES": "4, 5"}, {0: 4, 1: 5}),
+        ({"CUDA_VISIBLE_DEVICES": "5,2"}, {0: 5, 1: 2}),
+        ({"NVIDIA_VISIBLE_DEVICES": "4,5"}, everything),  # workers see all of them, and take those of their local ranks
+        ({**own, "NVIDIA_VISIBLE_DEVICES": "4,5"}, {0: 4, 1: 5}),
+        ({**listed, "NVIDIA_VISIBLE_DEVICES": "4,5", "CUDA_VISIBLE_DEVICES": "0,1"}, {0: 4, 1: 5}),
+        ({"NVIDIA_VISIBLE_DEVICES": "4,5", "CUDA_VISIBLE_DEVICES": "0,1"}, {0: 0, 1: 1}),
+        ({"NVIDIA_VISIBLE_DEVICES": "all", **own}, everything),
+        ({"CUDA_VISIBLE_DEVICES": by_uuid(machine, 6, 1)}, {0: 6, 1: 1}),
+        ({"CUDA_VISIBLE_DEVICES": by_uuid(machine, 6)[:12]}, {0: 6}),
+        ({"CUDA_VISIBLE_DEVICES": "MIG-4a7f-1,4,9,GPU-nosuch,GPU-,-1"}, {1: 4}),
+        ({"CUDA_VISIBLE_DEVICES": ""}, {}),
+    ):
+        assert {rank: gpu.index for rank, gpu in gpus_of_ranks(env, machine).items()} == found, env
+
+
+def test_interfaces_cores_and_roots_are_those_of_the_listed_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("psgc.launch.topology.interfaces.interface_address", lambda name, _: name)
+    eight = replace(detect(NOWHERE, asking("pcie-8")), nics=(Nic("a", "", rdma="mlx5_0"), Nic("b", "", rdma="mlx5_1")))
+    two = {"CUDA_VISIBLE_DEVICES": "4,5", "PSGC_INTERFACES": "auto"}
+    assert [place_of(two, number, lambda: eight)["DMLC_NODE_HOST"] for number in range(3)] == ["b", "b", "a"], "the third has no GPU"
+    mixed = {"CUDA_VISIBLE_DEVICES": "7,0", "PSGC_INTERFACES": "auto"}
+    assert [place_of(mixed, number, lambda: eight)["DMLC_NODE_HOST"] for number in range(2)] == ["b", "a"]
+
+    both = {"BYTEPS_REDUCE_ROOTS": "auto", "BYTEPS_PCIE_SWITCH_SIZE": "auto"}
+    assert told({**both, "CUDA_VISIBLE_DEVICES": "2,3,6,7"}, 4, lambda: eight) == {
+        "BYTEPS_REDUCE_ROOTS": "",
+        "BYTEPS_PCIE_SWITCH_SIZE": "2",
+    }
+    assert told({**both, "CUDA_VISIBLE_DEVICES": "2,6,3,7"}, 4, lambda: eight)["BYTEPS_PCIE_SWITCH_SIZE"] == "", (
+        "not in the order of switches"
+    )
+    nvlink = detect(nvlink_4(tmp_path / "a"), asking("nvlink-4-one-nic"))
+    assert told({**both, "CUDA_VISIBLE_DEVICES": "3,1"}, 2, lambda: nvlink)["BYTEPS_REDUCE_ROOTS"] == "0", (
+        "GPU 1 is behind the interface's switch"
+    )
+    with pytest.raises(UsageError, match=r"there are 2 worker\(s\) and 1 GPU\(s\) that can be told"):
+        told({**both, "CUDA_VISIBLE_DEVICES": "3,MIG-1"}, 2, lambda: nvlink)
+
+    machine = detect(dgx1(tmp_path / "b"), asking("dgx1-v100"))
+    assert _nodes_of_gpus({"CUDA_VISIBLE_DEVICES": "4,0"}, machine, 3) == [1, 0, -1]
+    assert _nodes_of_gpus({"NVIDIA_VISIBLE_DEVICES": "4,5", "PSGC_CUDA_DEVICES": "own"}, machine, 2) == [1, 1]
 
 
 def test_psgc_run_refuses_interfaces_because_all_its_processes_are_on_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
