@@ -1,6 +1,7 @@
 """``psgc.ray.launch``: a whole job on a Ray cluster, from one call to its end.
 
-A placement group has a bundle for each worker and each server. Workers are actors that run the function; the scheduler, beside rank 0, and the servers are
+A placement group has a bundle for each worker and each server; where servers follow from the nodes that workers are on, they have a group of their own,
+which is placed once workers are. Workers are actors that run the function; the scheduler, beside rank 0, and the servers are
 actors that serve until the job ends. All of them end with the call, however it ends.
 """
 
@@ -16,7 +17,7 @@ from typing import Any, Final, TypeVar
 from psgc.config import Config
 from psgc.errors import ConfigError, JobFailed, PsgcError, UsageError
 from psgc.launch.job.checks import check_job
-from psgc.launch.job.planned import PLAN, inside_of, plan_here
+from psgc.launch.job.planned import PLAN, inside_of, plan_here, plan_told
 from psgc.launch.job.ranks import free_port
 from psgc.launch.job.run import NOT_INHERITED
 from psgc.launch.on_ray.placing import Found, lacking, seats
@@ -39,30 +40,26 @@ def launch(
 ) -> list[T]:  # fmt: skip
     """Run ``fn(*args, **kwargs)``, which calls ``psgc.torch.init()``, in so many workers of one job; what it returned on each rank, in their order.
 
-    servers: default: one for each node that workers are on, at most one a worker. 0: the workers aggregate among themselves. resources: of each worker, as Ray
+    servers: default: one for each node that workers are on. 0: the workers aggregate among themselves. resources: of each worker, as Ray
     names them (default: one CPU). server_resources: of each server (default: one CPU). env: settings of all processes (PSGC_CODEC and others); those that the
-    driver's environment has under psgc's prefixes count, too. strategy: of the placement group.
+    driver's environment has under psgc's prefixes count, too. strategy: of the placement group; servers by default spread over nodes, unless it is strict.
 
     Raises what ``fn`` raised on the rank that failed first, as ``ray.get`` does, Ray's ActorDiedError for a worker that died, PsgcError for a scheduler or
     server that ended, PlacementError if the cluster has no room for ``placement_timeout_s``, UsageError.
     """
     ray = _ray()
     each, of_server = dict(resources or {"CPU": 1}), dict(server_resources or {"CPU": 1})
-    count = workers if servers is None else servers
-    if workers < 1 or count < 0:
+    if workers < 1 or (servers or 0) < 0:
         raise UsageError(f"psgc.ray.launch: workers={workers}, servers={servers}: at least 1 worker, and 0 servers or more")
     shared = _settings(env or {})
-    _check(shared, workers, count)
+    _check(shared, workers, 1 if servers is None else servers)
     if not ray.is_initialized():
         ray.init()
-    group = _place(ray, [dict(each) for _ in range(workers)], [dict(of_server) for _ in range(count)], strategy, placement_timeout_s)
-    actors: list[Any] = []
+    held = _Held(ray, strategy, placement_timeout_s)
     try:
-        return _run(ray, group, actors, (each, workers), (of_server, count, servers is None), shared, (fn, tuple(args), dict(kwargs or {})))
+        return _run(held, (each, workers), (of_server, servers), shared, (fn, tuple(args), dict(kwargs or {})))
     finally:
-        for actor in actors:
-            ray.kill(actor)
-        ray.util.remove_placement_group(group)
+        held.end()
 
 
 def _ray() -> Any:
@@ -84,7 +81,9 @@ def _settings(env: Mapping[str, str]) -> dict[str, str]:
         **inherited, **own, **env, "BYTEPS_FORCE_DISTRIBUTED": "1", "PSGC_JOB": str(secrets.randbits(62) | 1),
         "PSGC_TOKEN": env.get("PSGC_TOKEN", "") or inherited.get("PSGC_TOKEN", "") or secrets.token_hex(16),
     }  # fmt: skip
-    return settings | inside_of(plan_here(settings.get(PLAN, ""), needed=False), settings)
+    if planned := plan_told(settings.get(PLAN, "")):
+        settings[PLAN] = planned
+    return settings | inside_of(plan_here(planned, needed=False), settings)
 
 
 def _check(shared: Mapping[str, str], workers: int, servers: int) -> None:
@@ -104,31 +103,31 @@ def _check(shared: Mapping[str, str], workers: int, servers: int) -> None:
         )
 
 
-def _place(ray: Any, workers: list[dict[str, float]], servers: list[dict[str, float]], strategy: str, limit_s: float) -> Any:
-    """Raises PlacementError within ``limit_s``."""
-    bundles = [*workers, *servers]
-    group = ray.util.placement_group(bundles, strategy=strategy)
-    if not group.wait(limit_s):
-        needed: Counter[str] = Counter()
-        for bundle in bundles:
-            needed.update(bundle)
-        short = lacking(needed, ray.available_resources())
-        ray.util.remove_placement_group(group)
-        what = f"it lacks {short}" if short else f"no placement of these bundles ({strategy}) fits its nodes"
-        raise PlacementError(
-            f"psgc.ray.launch: the cluster has no room for {len(workers)} worker(s) of {workers[0]} and {len(servers)} server(s)"
-            f"{f' of {servers[0]}' if servers else ''} within {limit_s:g} s (placement_timeout_s): {what}"
-        )
-    return group
+class _Held:
+    """What a job has of the cluster: its placement groups and actors, until its end. limit_s: to wait for each group's place."""
 
+    def __init__(self, ray: Any, strategy: str, limit_s: float) -> None:
+        self.ray, self._strategy, self._limit_s = ray, strategy, limit_s
+        self._groups, self._actors = list[Any](), list[Any]()
 
-def _run(
-    ray: Any, group: Any, actors: list[Any], of_workers: tuple[dict[str, float], int], of_servers: tuple[dict[str, float], int, bool],
-    shared: Mapping[str, str], call: tuple[Callable[..., T], tuple[Any, ...], dict[str, Any]],
-) -> list[T]:  # fmt: skip
-    """Start everything and see it to its end. actors: gets all that are started."""
+    def place(self, bundles: Sequence[Mapping[str, float]], what: str, *, spread: bool = False) -> Any:
+        """A group of these bundles. what: they are, for an error. spread: over nodes, unless a strict strategy is asked for. Raises PlacementError."""
+        strategy = "SPREAD" if spread and not self._strategy.startswith("STRICT") else self._strategy
+        group = self.ray.util.placement_group([dict(bundle) for bundle in bundles], strategy=strategy)
+        self._groups.append(group)
+        if not group.wait(self._limit_s):
+            needed: Counter[str] = Counter()
+            for bundle in bundles:
+                needed.update(bundle)
+            short = lacking(needed, self.ray.available_resources())
+            why = f"it lacks {short}" if short else f"no placement of these bundles ({strategy}) fits its nodes"
+            raise PlacementError(
+                f"psgc.ray.launch: the cluster has no room for {what} within {self._limit_s:g} s (placement_timeout_s): {why}"
+            )
+        return group
 
-    def start(kind: type, bundle: int, resources: Mapping[str, float]) -> Any:
+    def start(self, kind: type, group: Any, bundle: int, resources: Mapping[str, float]) -> Any:
+        """An actor in a bundle of the group."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         named = {name: amount for name, amount in resources.items() if name not in ("CPU", "GPU", "memory")}
@@ -138,22 +137,41 @@ def _run(
         }  # fmt: skip
         if memory := resources.get("memory"):
             options["memory"] = memory
-        actors.append(ray.remote(kind).options(**options).remote())
-        return actors[-1]
+        self._actors.append(self.ray.remote(kind).options(**options).remote())
+        return self._actors[-1]
 
-    (each, workers), (of_server, servers, by_nodes) = of_workers, of_servers
-    members = [start(Worker, bundle, each) for bundle in range(workers)]
+    def end(self) -> None:
+        for actor in self._actors:
+            self.ray.kill(actor)
+        for group in self._groups:
+            self.ray.util.remove_placement_group(group)
+
+
+def _run(
+    held: _Held, of_workers: tuple[dict[str, float], int], of_servers: tuple[dict[str, float], int | None], shared: Mapping[str, str],
+    call: tuple[Callable[..., T], tuple[Any, ...], dict[str, Any]],
+) -> list[T]:  # fmt: skip
+    """Start everything and see it to its end."""
+    ray, (each, workers), (of_server, asked) = held.ray, of_workers, of_servers
+    of_them = f"{workers} worker(s) of {each}"
+    of_asked = "" if asked is None else f" and {asked} server(s){f' of {of_server}' if asked else ''}"
+    group = held.place([each] * workers + [of_server] * (asked or 0), of_them + of_asked)
+    members = [held.start(Worker, group, bundle, each) for bundle in range(workers)]
     found = [Found(*place) for place in ray.get([member.place.remote() for member in members])]
-    if by_nodes:
-        servers = min(servers, len({place.node for place in found}))
+    servers = len({place.node for place in found}) if asked is None else asked
+    if asked is None:
+        apart = held.place([of_server] * servers, f"{servers} server(s) of {of_server} beside {of_them}", spread=True)
+        bundles = [(apart, number) for number in range(servers)]
+    else:
+        bundles = [(group, workers + number) for number in range(servers)]
     seated = seats(found, {**shared, "DMLC_NUM_SERVER": str(servers)})
     first = found[seated[0].worker]
-    scheduler = start(Service, seated[0].worker, {})
+    scheduler = held.start(Service, group, seated[0].worker, {})
     root = {"DMLC_PS_ROOT_URI": first.host, "DMLC_PS_ROOT_PORT": str(ray.get(scheduler.listen.remote()))}
     meeting = {"MASTER_ADDR": first.host, "MASTER_PORT": str(ray.get(members[seated[0].worker].free_port.remote()))}
     services = {scheduler.serve.remote("scheduler", {**seated[0].env, **root, "DMLC_ROLE": "scheduler"}): "the scheduler"}
-    for number in range(servers):
-        server = start(Service, workers + number, of_server)
+    for number, place in enumerate(bundles):
+        server = held.start(Service, *place, of_server)
         own = {**seated[0].env, **root, "DMLC_ROLE": "server", "DMLC_SERVER_ID": str(number), "DMLC_WORKER_ID": ""}
         services[server.serve.remote("server", own)] = f"server {number}"
     runs = [members[seat.worker].run.remote({**seat.env, **root, **meeting}, *call) for seat in seated]

@@ -104,6 +104,15 @@ def test_results_come_in_the_order_of_ranks_and_nothing_is_left(ray: Any, worker
 
 
 @pytest.mark.integrations
+def test_without_a_number_of_servers_there_has_to_be_room_for_one_on_each_node_with_workers(ray: Any) -> None:
+    """The three workers fit on one of the nodes; three servers would need all of them."""
+    import psgc.ray
+
+    assert psgc.ray.launch(summing, workers=3, resources={"CPU": 0.3}, args=(5,), env=LIMITS) == [(rank, 3) for rank in range(3)]
+    await_all_free(ray)
+
+
+@pytest.mark.integrations
 def test_what_a_rank_raises_is_raised_as_ray_get_does_and_ends_the_others(ray: Any) -> None:
     import psgc.ray
 
