@@ -182,7 +182,7 @@ def _number(env: Mapping[str, str], *names: str) -> int | None:
 def _plain(env: Mapping[str, str], name: str) -> int:
     """A number of torchrun's, more than 0; 0 for its other forms, as in ``1:4`` and ``auto``."""
     text = _first(env, name)
-    return int(text) if text.isdigit() else 0
+    return int(text) if text.isdecimal() else 0
 
 
 def _first(env: Mapping[str, str], *names: str) -> str:

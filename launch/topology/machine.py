@@ -64,7 +64,7 @@ class Topology:
 
     def gpu(self, entry: str) -> Gpu | None:
         """The GPU that an entry of CUDA_VISIBLE_DEVICES names, by its index or by its UUID or the beginning of it; None if it names none, or several."""
-        if entry.isdigit():
+        if entry.isdecimal():
             named = [gpu for gpu in self.gpus if gpu.index == int(entry)]
         else:
             named = [gpu for gpu in self.gpus if entry.startswith("GPU-") and gpu.uuid.startswith(entry)]
