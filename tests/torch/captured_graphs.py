@@ -44,7 +44,7 @@ class Graph:
 
 def overwrite(place: torch.Tensor, values: torch.Tensor) -> None:
     """Without a new version."""
-    place.detach().numpy()[...] = values.numpy()
+    place.detach().numpy()[...] = values.resolve_conj().numpy()
 
 
 class Graphed(nn.Module):

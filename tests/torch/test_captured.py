@@ -77,6 +77,43 @@ def test_replayed_gradients_are_averaged_as_those_of_backwards(ranks: Any, graph
     assert ranks.run(2, train) == ranks.run(2, eager)
 
 
+class Conjugate(nn.Module):
+    """Of its parameter autograd leaves a gradient that is a conjugate, not computed yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.phase = nn.Parameter(torch.tensor([1 + 2j, 2 - 1j, 1j]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.phase.conj() * x).abs()
+
+
+def test_a_captured_gradient_is_computed_in_the_graph_where_autograd_leaves_a_conjugate(ranks: Any, graphs: Any) -> None:
+    def train(rank: int, captures: bool) -> torch.Tensor:
+        model = Conjugate()
+        optimizer = sgd(model)
+        graph = graphs(model)
+        if captures:
+            captured(optimizer, model, graph)
+        for step in range(3):
+            if captures:
+                graph.replay(batch(rank, step))
+                optimizer.replayed()
+            else:
+                optimizer.zero_grad()
+                loss_of(model, batch(rank, step)).backward()
+            optimizer.step()
+        if captures:
+            with pytest.raises(UsageError, match=r"gradient of 'phase' was captured in a CUDA graph, and nothing tells.*replayed\(\)"):
+                graph.replay(batch(rank, 3))
+                optimizer.step()
+        return model.phase.detach().clone()
+
+    found, wanted = ranks.run(2, lambda rank: train(rank, True)), ranks.run(2, lambda rank: train(rank, False))
+    for own, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(own, other)
+
+
 def test_a_replay_that_nobody_told_of_is_refused_with_what_to_do(ranks: Any, graphs: Any) -> None:
     def train(rank: int) -> None:
         model = linear()

@@ -17,7 +17,7 @@ from psgc.torch.gradients.last_mean import LastMean, Noted
 from psgc.torch.gradients.layouts import Declared
 from psgc.torch.gradients.rows import HOW_SPARSE, RowsBuffer, check_sparse, is_rows
 from psgc.torch.gradients.views import move_into_views, move_out
-from psgc.torch.tensors.buffers import Array, TensorsBuffer, shape_of
+from psgc.torch.tensors.buffers import Array, TensorsBuffer, resolved, shape_of
 from psgc.torch.tensors.sent import SentBucket, buffer_of
 
 
@@ -54,8 +54,15 @@ class Gradient:
             )
         return self.passes
 
+    def resolve(self) -> torch.Tensor | None:
+        """p.grad, once it is computed: backward may leave a conjugate (or a negation) that is not yet, in whose memory no mean could be put."""
+        grad = self.parameter.grad
+        if grad is not None and (computed := resolved(grad)) is not grad:
+            self.parameter.grad = grad = computed
+        return grad
+
     def look(self, grad: torch.Tensor) -> None:
-        """This gradient takes part in the coming step. Raises UsageError for one that psgc cannot carry."""
+        """This gradient, which ``resolve`` gave, takes part in the coming step. Raises UsageError for one that psgc cannot carry."""
         if self.rows:
             check_sparse(self.spec.name, grad)
         elif grad.layout != torch.strided:
@@ -75,7 +82,7 @@ class Gradient:
     def look_again(self, fixed: bool, changed: str) -> None:
         """Just before the step is sent: let the gradient take part if p.grad holds a contribution of this rank. fixed: p.grad may already be
         in flight, if a hook has seen it; UsageError with ``changed`` is then raised if it was changed."""
-        grad = self.parameter.grad
+        grad = self.resolve()
         if fixed and self.passes:
             if self.seen is None or not self.seen.still(grad):
                 raise UsageError(changed.format(name=self.spec.name))

@@ -167,6 +167,8 @@ class HookedFrontEnd(FrontEnd[GradientBucket]):
             return
         with self._lock:
             self.enter(gradient)
+            grad = gradient.resolve()
+            assert grad is not None
             gradient.look(grad)
             passes = self.backwards.count(gradient)
             if passes and index >= self.exchange.declared:

@@ -25,8 +25,9 @@ class Replays:
         """Whether the backward that the hook runs in is being captured. Asked before it adds to the gradient, and again once it has."""
         if not captured(gradient.parameter):
             return False
-        if gradient.parameter.grad is not None:
-            self._captured[gradient] = gradient.parameter.grad
+        grad = gradient.resolve()
+        if grad is not None:
+            self._captured[gradient] = grad
         return True
 
     def written(self, under_way: str | None) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from psgc.torch.optimizers.adam import FrozenVarianceAdam, Parameters
-from psgc.torch.optimizers.adam_step import decay, kept_by, step_size
+from psgc.torch.optimizers.adam_step import decay, kept_by, momentum_of, step_size
 from psgc.torch.optimizers.wrapping import check_count
+from psgc.torch.tensors.buffers import real_of
 
 
 class OneBitAdam(FrozenVarianceAdam):
@@ -52,7 +53,7 @@ class OneBitAdam(FrozenVarianceAdam):
         for index, (update, denominator) in updates.items():
             group, parameter = moving[index]
             state = self.state[parameter]
-            torch.mul(update, denominator, out=state["exp_avg"])
+            torch.mul(update, denominator, out=momentum_of(state))
             if parameter.requires_grad:
                 decay(parameter, kept_by(group))
-                parameter.add_(update, alpha=-step_size(state, group))
+                real_of(parameter).add_(update, alpha=-step_size(state, group))

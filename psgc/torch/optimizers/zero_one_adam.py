@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from psgc.torch.optimizers.adam import FrozenVarianceAdam, Parameters
-from psgc.torch.optimizers.adam_step import Options, decay, denominator_of, kept_by, step_size
+from psgc.torch.optimizers.adam_step import Options, decay, denominator_of, kept_by, momentum_of, step_size
 from psgc.torch.optimizers.wrapping import check_count
 from psgc.torch.state.saved import share_apart
+from psgc.torch.tensors.buffers import real_of
 
 
 class ZeroOneAdam(FrozenVarianceAdam):
@@ -106,19 +107,20 @@ class ZeroOneAdam(FrozenVarianceAdam):
         """Take this rank's local step and record it; returns how far the parameter has moved since ranks last met, without weight decay.
 
         State, between two meetings: ``anchor``, the parameter when ranks last met, ``moved``, ``rates``, the sum of its step sizes, and
-        ``kept``, the product of what weight decay left. local: False: ranks are about to meet, the parameter itself need not move.
+        ``kept``, the product of what weight decay left; tensors are real (``real_of``). local: False: ranks are about to meet, the parameter
+        itself need not move.
         """
         update, _ = self._own_update(parameter, group)
         state = self.state[parameter]
         if "anchor" not in state:
-            state.update(anchor=parameter.clone(), moved=torch.zeros_like(update), rates=0.0, kept=1.0)
+            state.update(anchor=real_of(parameter).clone(), moved=torch.zeros_like(update), rates=0.0, kept=1.0)
         size = step_size(state, group)
         state["moved"].add_(update, alpha=size)
         state["rates"] += size
         state["kept"] *= kept_by(group)
         if local and parameter.requires_grad:
             decay(parameter, kept_by(group))
-            parameter.sub_(update, alpha=size)
+            real_of(parameter).sub_(update, alpha=size)
         return state["moved"]  # type: ignore[no-any-return]
 
     def _meet(self, moving: list[tuple[Options, torch.Tensor]], moved: Callable[[int], torch.Tensor]) -> None:
@@ -129,8 +131,8 @@ class ZeroOneAdam(FrozenVarianceAdam):
             if "anchor" not in state:  # it has no elements
                 continue
             if state["rates"]:  # a learning rate of 0 moves nothing: the momentum waits for the next meeting
-                torch.mul(state["moved"], denominator_of(state, group) / state["rates"], out=state["exp_avg"])
+                torch.mul(state["moved"], denominator_of(state, group) / state["rates"], out=momentum_of(state))
             if parameter.requires_grad:
-                parameter.copy_(decay(state["anchor"], state["kept"]).sub_(state["moved"]))
+                real_of(parameter).copy_(decay(state["anchor"], state["kept"]).sub_(state["moved"]))
             for name in ("anchor", "moved", "rates", "kept"):
                 del state[name]

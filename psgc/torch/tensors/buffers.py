@@ -52,14 +52,20 @@ def dtype_name(tensor: torch.Tensor, what: str) -> str:
         raise UsageError(f"{what}: it lies on {tensor.device}; psgc carries tensors of the CPU and of CUDA devices")
     if tensor.layout != torch.strided:
         raise UsageError(f"{what}: psgc carries dense tensors, not {_text(tensor.layout)}; convert it with to_dense()")
-    if tensor.is_conj():
-        raise UsageError(f"{what}: it is a conjugate that is not computed yet, so nothing could be written to it; call resolve_conj()")
+    if tensor.is_conj() or tensor.is_neg():
+        kind, remedy = ("conjugate", "resolve_conj()") if tensor.is_conj() else ("negation", "resolve_neg()")
+        raise UsageError(f"{what}: it is a {kind} that is not computed yet, so nothing could be written to it; call {remedy}")
     return name
 
 
 def real_of(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor as it travels: itself; of a complex one, its real and imaginary parts, in the same memory."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def resolved(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor; of a conjugate or a negation that is not computed yet, as autograd leaves some gradients, the computed one."""
+    return tensor.resolve_conj().resolve_neg() if tensor.is_conj() or tensor.is_neg() else tensor
 
 
 def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
@@ -86,8 +92,7 @@ def as_array(tensor: torch.Tensor) -> Array:
 
 def contiguous_copy(tensor: torch.Tensor) -> torch.Tensor:
     """A contiguous copy that is part of no graph."""
-    copy = (tensor.detach() if tensor.requires_grad else tensor).clone(memory_format=torch.contiguous_format)
-    return copy.resolve_neg() if copy.is_neg() else copy
+    return (tensor.detach() if tensor.requires_grad else tensor).clone(memory_format=torch.contiguous_format)
 
 
 def copy_elements(source: torch.Tensor, target: torch.Tensor) -> None:

@@ -15,7 +15,7 @@ import torch
 from psgc.errors import UsageError
 from psgc.layout import Declaration
 from psgc.torch.session import api
-from psgc.torch.tensors.buffers import contiguous_copy
+from psgc.torch.tensors.buffers import contiguous_copy, resolved
 from psgc.torch.tensors.codec_text import CodecGiven, codec_text
 from psgc.torch.tensors.declaring import declaration, spec_of
 from psgc.torch.tensors.push_pull import push_pull_async_inplace
@@ -41,6 +41,7 @@ def push_pull_group(
     session.check()
     if not isinstance(name, str | None):
         raise UsageError(f"push_pull_group of {name!r}: the name is a {type(name).__name__}, expected text, the same on all ranks, or None")
+    tensors = [resolved(tensor) if isinstance(tensor, torch.Tensor) else tensor for tensor in tensors]
     wanted = _declaration(session, tensors, average, name, compression)
     outputs = [contiguous_copy(tensor) for tensor in tensors]
     if any(spec.numel for spec in wanted.tensors):

@@ -17,7 +17,7 @@ import torch
 from psgc.errors import CodecError, UsageError
 from psgc.layout import MAX_PRIORITY, Declaration, TensorSpec, build_layout
 from psgc.torch.session import api, speed, without_effect
-from psgc.torch.tensors.buffers import TensorsBuffer, contiguous_copy, dtype_name, shape_of, staging_dtype
+from psgc.torch.tensors.buffers import TensorsBuffer, contiguous_copy, dtype_name, resolved, shape_of, staging_dtype
 from psgc.torch.tensors.byteps_options import options_text, seed_among
 from psgc.torch.tensors.codec_text import CodecGiven, codec_text
 from psgc.torch.tensors.declaring import declaration
@@ -90,7 +90,7 @@ def push_pull_async(
                   name, else uncompressed. Lossy codecs take float32, bfloat16, float16.
     Raises:       UsageError for a dtype that psgc does not carry, a name used before for another shape, or a repeated version; CodecError.
     """
-    _check_call(tensor, name)
+    tensor = _check_call(tensor, name, copies=True)
     declared = _declared(tensor, average, name, compression)
     _check_turn(name, version, priority)
     return _start(declared, contiguous_copy(tensor), priority)
@@ -114,10 +114,10 @@ def push_pull(
 ) -> torch.Tensor:
     """The sum (or mean) of ``tensor`` over all ranks; see ``push_pull_async``. Differentiable: the gradient of a push_pull is the
     push_pull of the gradient, under the name with ``.backward`` after it."""
-    _check_call(tensor, name)
+    tensor = _check_call(tensor, name, copies=True)
     if torch.is_grad_enabled() and tensor.requires_grad:
-        resolved = name or _unnamed(tensor, average, _carried(tensor, name, compression)[1])
-        return cast("torch.Tensor", _PushPull.apply(tensor, average, resolved, version, priority, compression))  # type: ignore[no-untyped-call]
+        found = name or _unnamed(tensor, average, _carried(tensor, name, compression)[1])
+        return cast("torch.Tensor", _PushPull.apply(tensor, average, found, version, priority, compression))  # type: ignore[no-untyped-call]
     return _result(push_pull_async(tensor, average, name, version, priority, compression))
 
 
@@ -173,12 +173,15 @@ def declare(name: str, compression: CodecGiven = None, **options: Any) -> int:
     return 0
 
 
-def _check_call(tensor: torch.Tensor, name: str | None) -> None:
-    """Raise UsageError for what is no tensor, and for a name that is no text, before any rank hears of it."""
+def _check_call(tensor: torch.Tensor, name: str | None, copies: bool = False) -> torch.Tensor:
+    """Raise UsageError for what is no tensor, and for a name that is no text, before any rank hears of it. copies: the tensor is only read, and so may be a
+    conjugate that is not computed yet. Returns the tensor to read."""
     what = f"push_pull of {name!r}" if name is not None else "push_pull"
     if not isinstance(name, str | None):
         raise UsageError(f"{what}: the name is a {type(name).__name__}, expected text, the same on all ranks, or None")
+    tensor = resolved(tensor) if copies and isinstance(tensor, torch.Tensor) else tensor
     dtype_name(tensor, what)
+    return tensor
 
 
 def _check_turn(name: str | None, version: int, priority: int) -> None:
