@@ -291,3 +291,48 @@ def test_a_bias_travels_with_its_layers_weight_however_large_that_is(ranks: Any)
     assert [[layout.tensors[i].name for i in bucket.tensors] for bucket in layout.buckets] == [
         ["0.weight", "0.bias"], ["1.weight", "1.bias"], ["2.weight", "2.bias"]
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_parameter_that_is_unfrozen_later_is_refused_by_its_name(ranks: Any, steps: int) -> None:
+    """No layer waits for it: it would never be averaged or updated, unsaid."""
+
+    def work(rank: int) -> None:
+        model = seeded(mlp)
+        model[0].requires_grad_(False)
+        optimizer = sgd(model)
+        train(rank, model, optimizer, steps)
+        model[0].requires_grad_(True)
+        with pytest.raises(
+            UsageError, match=r"parameter '0\.weight' requires a gradient only since CrossBarrier.*use DistributedOptimizer for it"
+        ):
+            train(rank, model, optimizer)
+
+    ranks.run(1, work)
+
+
+def test_a_parameter_that_joins_a_group_by_hand_is_refused(ranks: Any) -> None:
+    def work(rank: int) -> None:
+        model = seeded(mlp)
+        optimizer = sgd(model)
+        optimizer.param_groups[0]["params"].append(torch.nn.Parameter(torch.ones(1)))
+        with pytest.raises(UsageError, match=r"parameter 'param\.0\.6' requires a gradient only since"):
+            train(rank, model, optimizer)
+
+    ranks.run(1, work)
+
+
+def test_a_parameter_that_is_frozen_later_keeps_its_value(ranks: Any) -> None:
+    def work(rank: int) -> None:
+        model = seeded(mlp)
+        optimizer = sgd(model)
+        train(rank, model, optimizer, 2)
+        optimizer.synchronize()
+        model[0].requires_grad_(False)
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        train(rank, model, optimizer, 2)
+        optimizer.synchronize()
+        moved = [not torch.equal(one, two) for one, two in zip(before, model.parameters(), strict=True)]
+        assert moved == [False, False, True, True, True, True]
+
+    ranks.run(2, work)

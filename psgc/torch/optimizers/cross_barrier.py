@@ -62,8 +62,8 @@ def CrossBarrier(  # noqa: N802 - BytePS's name
     num_steps:  the last step, which ends with all updates applied.
 
     step() sets p.grad to None, as zero_grad() does, because gradients are under way. What needs all gradients of a step at once is refused by UsageError:
-    clipping (at step()), GradScaler, closures. So are parameters that two layers share, parameters of the optimizer that are not the model's, LBFGS,
-    and optimizers whose steps change more than the parameters' own state (at the first update).
+    clipping (at step()), GradScaler, closures. So are parameters that two layers share, parameters of the optimizer that are not the model's, those that are
+    unfrozen later (at step()), LBFGS, and optimizers whose steps change more than the parameters' own state (at the first update).
     """
     refuse_lbfgs(optimizer, "CrossBarrier")
     if isinstance(optimizer, Distributed | CrossBarriered):
@@ -96,7 +96,7 @@ def CrossBarrier(  # noqa: N802 - BytePS's name
     gradients = UnbarrieredGradients(exchange, backward_passes_per_step, model, specs, updates.apply, gradient_as_bucket_view)
     gradients.advice = CodecAdvice()
     crossing = become(optimizer, CrossBarriered)
-    crossing._psgc_crossing, crossing._psgc_updates, crossing._psgc_last = gradients, updates, num_steps
+    crossing._psgc_crossing, crossing._psgc_updates, crossing._psgc_last, crossing._psgc_names = gradients, updates, num_steps, names
     return optimizer
 
 
@@ -106,6 +106,7 @@ class CrossBarriered(torch.optim.Optimizer):
     _psgc_crossing: UnbarrieredGradients
     _psgc_updates: PartialSteps
     _psgc_last: int  # the number of the step that ends with all updates applied
+    _psgc_names: dict[torch.Tensor, str]  # of the parameters that it was wrapped with
 
     __getstate__ = refuse_copy
 
@@ -114,6 +115,7 @@ class CrossBarriered(torch.optim.Optimizer):
         if closure is not None:
             raise UsageError(f"CrossBarrier: step(closure) has to see its updates at once; {USE}")
         gradients = self._psgc_crossing
+        self._psgc_refuse_new()
         gradients.prepare()
         gradients.advise(self)
         gradients.wait()  # with the options of the last step
@@ -147,6 +149,15 @@ class CrossBarriered(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Not possible here: raises UsageError."""
         raise UsageError(f"CrossBarrier: parameters cannot be added to an optimizer whose layers wait already; add them before, or {USE}")
+
+    def _psgc_refuse_new(self) -> None:
+        """Raise UsageError for a parameter that requires a gradient only since it was wrapped: no layer waits for it, so it would never be updated."""
+        for _, name, parameter in named_parameters_of(self, self._psgc_names):
+            if parameter.requires_grad and not self._psgc_crossing.knows(parameter):
+                raise UsageError(
+                    f"CrossBarrier: parameter {name!r} requires a gradient only since CrossBarrier was called, so no layer waits for it; unfreeze or add it "
+                    f"before, or {USE}"
+                )
 
     def _psgc_refuse_scaler(self) -> None:
         raise UsageError(
