@@ -91,3 +91,37 @@ def test_inputs_without_channels_are_refused_as_torch_does(ranks: Any) -> None:
             psgc.SyncBatchNorm(2)(torch.zeros(2))
 
     ranks.run(1, work)
+
+
+def test_in_evaluation_no_other_rank_is_waited_for_also_without_running_statistics(ranks: Any) -> None:
+    """As torch's: one rank alone may evaluate, and a batch's own statistics are its own."""
+
+    def work(rank: int) -> None:
+        layer = psgc.SyncBatchNorm(2, track_running_stats=False).eval()
+        given = part(rank, 0, 3 + rank)
+        torch.testing.assert_close(layer(given), nn.BatchNorm1d(2, track_running_stats=False)(given))
+
+    ranks.run(2, work)
+    assert ranks.steps == []
+
+
+@pytest.mark.parametrize(
+    "without", [["running_mean", "running_var"], ["running_mean", "running_var", "num_batches_tracked"], ["num_batches_tracked"]]
+)
+def test_statistics_that_were_set_to_none_are_not_followed(ranks: Any, without: list[str]) -> None:
+    def layer_of(kind: Any) -> Any:
+        layer = kind(2)
+        for name in without:
+            setattr(layer, name, None)
+        return layer
+
+    def work(rank: int) -> tuple[torch.Tensor, Any]:
+        layer = psgc.SyncBatchNorm.convert_sync_batchnorm(layer_of(nn.BatchNorm1d))
+        return layer(part(rank, 0, 3)).detach(), dict(layer.named_buffers())
+
+    whole = layer_of(nn.BatchNorm1d)
+    wanted = whole(torch.cat([part(rank, 0, 3) for rank in range(2)])).detach()
+    results = ranks.run(2, work)
+    torch.testing.assert_close(torch.cat([out for out, _ in results]), wanted, rtol=1e-3, atol=1e-4)
+    for _, buffers in results:
+        torch.testing.assert_close(buffers, dict(whole.named_buffers()), rtol=1e-4, atol=1e-4)

@@ -28,11 +28,11 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         self._check_input_dim(input)
-        by_batch = self.training or not self.track_running_stats
-        if not by_batch or api.current_session().size == 1:
+        # Other ranks may not evaluate when this one does, also where that is by the batch's own statistics.
+        if not self.training or api.current_session().size == 1:
             return super().forward(input)
         mean, variance, count = self._statistics(input)
-        if self.training and self.track_running_stats:
+        if self.track_running_stats:
             self._follow(mean.detach(), variance.detach(), float(count))
         shape = [1, -1, *[1] * (input.dim() - 2)]
         scale = torch.rsqrt(variance + self.eps)
@@ -68,10 +68,14 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
 
     @torch.no_grad()
     def _follow(self, mean: torch.Tensor, variance: torch.Tensor, count: float) -> None:
-        """Update the running statistics, the variance's without bias."""
-        assert self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None
-        self.num_batches_tracked.add_(1)
-        share = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        """Update the running statistics, the variance's without bias. As in torch, any of them may have been set to None."""
+        batches = 0.0
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            batches = float(self.num_batches_tracked) if self.momentum is None else 0.0
+        if self.running_mean is None or self.running_var is None:
+            return
+        share = (1.0 / batches if batches else 0.0) if self.momentum is None else self.momentum
         self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
         self.running_var.lerp_((variance * (count / max(1.0, count - 1))).to(self.running_var.dtype), share)
 
