@@ -16,7 +16,7 @@ from psgc.config import Config
 from psgc.errors import JobFailed, NonFiniteError, UsageError
 from psgc.layout import Declaration, Layout, build_layout
 from psgc.program.ranks import Ranks
-from psgc.worker.nonfinite import first_nonfinite
+from psgc.worker.nonfinite import nonfinite_tensor
 from psgc.worker.outcome import SessionWithOutcome
 from psgc.worker.published import check_value
 from psgc.worker.residuals.inherited import Inherited
@@ -135,7 +135,6 @@ class SoloSession(SessionWithOutcome):
         self.outcome.closed = True
 
     def _refuse_nonfinite(self, layout: Layout, bucket: int, array: NDArray[Any]) -> None:
-        members = layout.buckets[bucket]
-        first = first_nonfinite(array, members.dtype)
-        if first is not None:
-            raise NonFiniteError(f"tensor {layout.tensor_at(members, first)!r} on rank 0 holds NaN or infinity (PSGC_NONFINITE=raise)")
+        tensor = nonfinite_tensor(layout, layout.buckets[bucket], array)
+        if tensor is not None:
+            raise NonFiniteError(f"tensor {tensor!r} on rank 0 holds NaN or infinity (PSGC_NONFINITE=raise)")

@@ -5,12 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import psgc.torch as psgc
-from psgc.errors import UsageError
+from psgc.codecs.rows import words_of
+from psgc.config import Config
+from psgc.errors import PsgcError, UsageError
+from psgc.layout import Declaration, Layout, TensorSpec, build_layout
+from psgc.program.ranks import Ranks
+from psgc.torch.gradients.rows import RowsBuffer, rows_bucket, rows_spec
+from psgc.worker import nonfinite
+from psgc.worker.executor.bucket import over_groups
+from psgc.worker.solo import SoloSession
+from psgc.worker.submission import Submission
+from psgc.worker.tickets import TicketBoard
 from tests.torch.small_models import linear, seeded
 
 ROWS, COLUMNS = 50, 3
@@ -294,3 +305,74 @@ def test_in_a_job_sums_are_the_dense_ones_to_the_bit_and_bytes_follow_the_rows(m
     texts = make_job(nodes=3, servers=servers).said(job="sparse.py")
     assert all("sums right" in text for text in texts)
     assert len({line for text in texts for line in text.splitlines() if line.startswith("digest")}) == 1
+
+
+def lone_table(workers: int) -> Layout:
+    """Of one sparse gradient."""
+    spec = TensorSpec("words.weight", (ROWS, COLUMNS), "float32")
+    declaration = Declaration("m", "plan", (rows_spec(spec),), "none", False, order=(0,), used=(0,), buckets=(rows_bucket(0, spec),))
+    return build_layout(declaration, layout_id=1, servers=1, workers=workers, used_by_all=frozenset((0,)))
+
+
+def steps_alone() -> tuple[RowsBuffer, Callable[[], None]]:
+    """A buffer, and what begins its next step where PSGC_NONFINITE=raise."""
+    layout, session = lone_table(1), SoloSession(Config(nonfinite="raise"))
+    buffer = RowsBuffer(layout, layout.buckets[0])
+    return buffer, lambda: session.wait([session.submit(layout, 0, buffer)])
+
+
+def steps_over_groups() -> tuple[RowsBuffer, Callable[[], None]]:
+    layout = lone_table(2)
+    buffer, work = RowsBuffer(layout, layout.buckets[0]), over_groups(layout, layout.buckets[0], Ranks((2,)), 0)
+    return buffer, lambda: work.begin(Submission(buffer, TicketBoard().issue()), check=True)
+
+
+STEPS = pytest.mark.parametrize("steps", [steps_alone, steps_over_groups])
+
+
+def rows_of(*numbers: int, value: float = 1.0) -> torch.Tensor:
+    return torch.sparse_coo_tensor([list(numbers)], torch.full((len(numbers), COLUMNS), value), (ROWS, COLUMNS), check_invariants=True)
+
+
+@STEPS
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_rows_that_are_not_finite_are_an_error_where_that_is_asked_for(steps: Any, bad: float) -> None:
+    buffer, begin = steps()
+    like = torch.zeros(ROWS, COLUMNS)
+    buffer.bind([rows_of(3, 7)], [like])
+    begin()
+    grad = rows_of(3, 7)
+    grad._values()[1, 2] = bad
+    buffer.bind([grad], [like])
+    with pytest.raises(PsgcError, match=r"'words\.weight'.* holds NaN or infinity"):
+        begin()
+
+
+@STEPS
+@pytest.mark.parametrize("grad", [rows_of(5), None])
+def test_what_an_earlier_sum_of_more_rows_has_left_is_not_taken_for_this_rows(steps: Any, grad: torch.Tensor | None) -> None:
+    """All ranks' sum may overflow though each gradient is finite, and the next step's fewer rows leave most of it where it lies."""
+    buffer, begin = steps()
+    like = torch.zeros(ROWS, COLUMNS)
+    buffer.bind([rows_of(1, 2, 3, 4)], [like])
+    begin()
+    buffer.load()[words_of(2, COLUMNS) :] = np.inf
+    buffer.bind([grad], [like])
+    begin()
+
+
+@STEPS
+def test_only_a_steps_own_rows_are_looked_at(steps: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+    first = nonfinite.first_nonfinite
+
+    def counted(array: Any, dtype: str) -> int | None:
+        looked.append(array.size)
+        return first(array, dtype)
+
+    monkeypatch.setattr(nonfinite, "first_nonfinite", counted)
+    buffer, begin = steps()
+    for grad in (rows_of(3, 7), None):
+        buffer.bind([grad], [torch.zeros(ROWS, COLUMNS)])
+        begin()
+    assert looked == [2 * COLUMNS, 0]

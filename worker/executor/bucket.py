@@ -30,7 +30,7 @@ from psgc.worker.executor.location import OverGroups, OverServers, Whereabouts
 from psgc.worker.executor.part import GroupPart
 from psgc.worker.executor.served import served_parts
 from psgc.worker.executor.work import PartWork
-from psgc.worker.nonfinite import first_nonfinite
+from psgc.worker.nonfinite import nonfinite_tensor
 from psgc.worker.residuals.kept import Kept
 from psgc.worker.session import BucketBuffer
 from psgc.worker.submission import Submission
@@ -75,10 +75,13 @@ class BucketWork:
         device, array = location.device, np.empty(0, location.dtype) if location.device is not None else submission.buffer.load()
         assert device is not None or array.size == self.bucket.numel, (array.size, self.bucket)
         if check and not skip:
-            first = first_nonfinite(array, self.bucket.dtype) if device is None else device.nonfinite(0, self.bucket.numel)
-            if first is not None:
+            if device is None:
+                tensor = nonfinite_tensor(self.layout, self.bucket, array)
+            else:
+                first = device.nonfinite(0, self.bucket.numel)
+                tensor = None if first is None else self.layout.tensor_at(self.bucket, first)
+            if tensor is not None:
                 what = "update" if self.layout.kind == "weights" else "gradient"
-                tensor = self.layout.tensor_at(self.bucket, first)
                 raise PsgcError(f"{what} of {tensor!r} holds NaN or infinity in its step {self.step}, and PSGC_NONFINITE=raise")
         self.kept.begin(submission.previous_skipped, submission.rescale)
         for part, slices in zip(self.parts, self._slices, strict=True):
