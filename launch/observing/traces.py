@@ -87,6 +87,7 @@ def _by_what_was_left(verb: str, folder: Path, cluster: str | None, gpu: str | N
 
 def _predicted(verb: str, plan: str, profile: str, cluster: str | None, gpu: str | None) -> dict[str, Any]:
     """The simulated step: its time, lanes and trace."""
+    from psgc.launch.gpu_results import with_measured_codecs
     from psgc.plan.model.job import codec_of, load_job
     from psgc.plan.model.lanes import busy_us, overlap, spans
     from psgc.plan.model.problem import simulate
@@ -97,7 +98,8 @@ def _predicted(verb: str, plan: str, profile: str, cluster: str | None, gpu: str
     chosen = cluster or planned.machines
     if chosen is None:
         raise UsageError(f"{verb}: {plan} does not say for which cluster it is; name one with --cluster")
-    job = load_job(profile, chosen, codec_of(planned.buckets), gpu=gpu, beside={bucket.codec for bucket in planned.buckets})
+    codecs = {bucket.codec for bucket in planned.buckets}
+    job = load_job(profile, chosen, codec_of(planned.buckets), gpu=gpu, beside=codecs, measured=with_measured_codecs)
     found = simulate(job.problem, planned.buckets)
     work = spans(found)
     title = f"{planned.model} on {job.problem.cluster.name}"

@@ -35,6 +35,7 @@ def simulate(
     check_place(trace, "--trace")
     check_gpu("simulate", profile, gpu)
     with progress(as_json):
+        from psgc.launch.gpu_results import with_measured_codecs
         from psgc.plan.model.forward import with_forward
         from psgc.plan.model.job import codec_of, load_job, recoded
         from psgc.plan.model.lanes import busy_us, overlap, spans
@@ -48,7 +49,7 @@ def simulate(
     chosen = cluster or planned.machines
     if chosen is None:
         raise UsageError(f"simulate: {plan} does not say for which cluster it is; name one with --cluster")
-    job = load_job(profile, chosen, codec or codec_of(planned.buckets), gpu=gpu, beside=own)
+    job = load_job(profile, chosen, codec or codec_of(planned.buckets), gpu=gpu, beside=own, measured=with_measured_codecs)
     buckets = recoded(planned.buckets, job.problem.codec.name) if codec else planned.buckets
     found = simulate_plan(job.problem, buckets)
     work = spans(found)

@@ -177,6 +177,7 @@ def _verified(profile: str, cluster: Any, candidates: list[Candidate]) -> Verifi
     from dataclasses import replace
     from datetime import datetime, timezone
 
+    from psgc.launch.gpu_results import with_measured_codecs
     from psgc.plan.inputs.cluster import load_cluster
     from psgc.plan.inputs.correction import Correction, Factors
     from psgc.plan.inputs.profile import load_profile
@@ -192,7 +193,7 @@ def _verified(profile: str, cluster: Any, candidates: list[Candidate]) -> Verifi
 
         def problem(one: Candidate) -> Problem:
             codecs = {bucket.codec for bucket in one.buckets}
-            return problem_of_profile(changed, machines, codec_of(one.buckets), codecs)
+            return problem_of_profile(changed, machines, codec_of(one.buckets), codecs, measured=with_measured_codecs)
 
         return problem
 

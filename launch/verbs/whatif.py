@@ -108,6 +108,7 @@ def _check_flags(context: typer.Context, cases: bool, profile: bool, method: str
 def _on_timeline(
     profile: str, cluster: str | None, codec: str, gpu: str | None, measured_ms: float | None, over: str
 ) -> tuple[Times, tuple[str, ...]]:
+    from psgc.launch.gpu_results import with_measured_codecs
     from psgc.plan.model.job import load_job
     from psgc.plan.whatif.candidates import ESTIMATED, MEASURED
     from psgc.plan.whatif.on_timeline import TimelineTimes
@@ -116,7 +117,7 @@ def _on_timeline(
         raise UsageError(f"whatif: --over {over!r}: choose one of {', '.join(BASELINE_BYTES)}")
     if cluster is None:
         raise UsageError("whatif: --cluster is missing: a TOML file, or the name of a ready-made cluster")
-    job = load_job(profile, cluster, codec, gpu=gpu)
+    job = load_job(profile, cluster, codec, gpu=gpu, measured=with_measured_codecs)
     return TimelineTimes(job.problem, ESTIMATED if job.estimated else MEASURED, measured_ms, BASELINE_BYTES[over]), job.notes
 
 

@@ -14,6 +14,7 @@ import pytest
 from psgc.errors import UsageError
 from psgc.launch import gpu_results
 from psgc.launch.gpu_results import result_for
+from psgc.launch.observing.traces import _predicted
 from tests.benchmark_scripts import load
 from tests.plan.commands import psgc
 from tests.preloaded import run_preloaded
@@ -68,6 +69,50 @@ def test_codecs_and_advise_cite_what_was_measured(planted: Path) -> None:
     assert f"times of onebit on the GPU are {words}, not estimates" in with_file["notes"]
     planted.unlink()
     assert "not estimates" not in " ".join(json.loads(psgc(*asked).stdout)["notes"])
+
+
+def test_every_verb_that_prices_a_plan_takes_what_was_measured(planted: Path, tmp_path: Path) -> None:
+    """plan, simulate, whatif, verify and trace, of a profile that names its GPU. Estimated, the codec would be quicker."""
+    folder = tmp_path / "asked"
+    folder.mkdir()
+    profile, cluster, plan, job = (folder / name for name in ("p.json", "c.toml", "plan.json", "job.json"))
+    rows = [{**row, "seconds": 100 * row["seconds"]} for row in document()["steps"]["kernels"]["rows"]]
+    planted.write_text(json.dumps(document(steps={"kernels": {"rows": rows}})))
+    tensors = [{"name": name, "numel": 1 << 22, "ready_us": ready} for name, ready in (("b", 0), ("a", 1000))]
+    profile.write_text(
+        json.dumps({"version": 1, "model": "m", "hardware": "NVIDIA H100 PCIe, AMD EPYC", "device": "cuda", "forward_us": 500, "tensors": tensors})
+    )
+    cluster.write_text(
+        'nodes = 2\ngpus_per_node = 1\nservers = 1\ncollectives = "nccl"\nintra = {gbps = 100, latency_us = 5}\ninter = {gbps = 1, latency_us = 20}\n'
+    )
+    asked = ("--profile", str(profile), "--cluster", str(cluster), "--codec", "onebit")
+    words = "times of onebit on the GPU are measured on NVIDIA H100 PCIe, 2026-12-01"
+
+    def answer(*arguments: str) -> dict[str, Any]:
+        done = psgc(*arguments, "--json")
+        assert done.returncode == 0, done.stderr
+        return dict(json.loads(done.stdout))
+
+    def steps() -> list[float]:
+        """Of plan, simulate, verify and trace."""
+        planned = answer("plan", *asked, "--runnable", "--force", "-o", str(plan))
+        assert any("comp@gpu" in bucket["option"] for bucket in planned["buckets"]), "the plan encodes where the codec's times are measured"
+        simulated = answer("simulate", "--profile", str(profile), "--plan", str(plan))
+        windows = [{"step_us": 1e5, "forward_us": 500.0, "backward_us": 1000.0, "layouts": ["optimizer0"]}] * 3
+        job.write_text(json.dumps({"version": 1, "candidates": [{"name": "plan", "plan": json.loads(plan.read_text()), "windows": windows}]}))
+        found = answer("verify", str(plan), "--profile", str(profile), "--measured", str(job), "-o", str(folder / "corrected.json"))
+        verified = found["candidates"][0]["predicted_ms"] - 0.5
+        traced = _predicted("trace show", str(plan), str(profile), None, None)["step_us"] / 1e3
+        return [planned["step_ms"], simulated["step_ms"], verified, traced]
+
+    with_file = steps()
+    assert with_file == pytest.approx([with_file[0]] * 4)
+    assert words in " ".join(answer("whatif", *asked)["notes"])
+    assert words in " ".join(psgc("simulate", "--profile", str(profile), "--plan", str(plan)).stdout.split())
+    planted.unlink()
+    estimated = steps()
+    assert estimated == pytest.approx([estimated[0]] * 4)
+    assert estimated[0] != pytest.approx(with_file[0], rel=1e-3)
 
 
 def test_a_file_that_is_no_result_is_named_and_dry_runs_do_not_count(planted: Path) -> None:

@@ -128,6 +128,7 @@ def test_a_plans_step_is_predicted_lane_by_lane(job: Path) -> None:
         ("resnet101", "espresso-nvlink", ()),
         ("bert-base", "cloud-4xa10g-40g", ("--gpu", "a10g", "--codec", "int8")),
         ("vgg16", "two-homes-1g", ("--gpu", "t4", "--codec", "topk")),
+        ("bert-base", "cloud-8xh100-3200g", ("--gpu", "h200", "--codec", "onebit")),  # docs/results/ has times of it
         ("resnet50", "served", ("--runnable",)),
         ("lstm", "served", ("--codec", "onebit", "--method", "byteps-compress")),
     ],

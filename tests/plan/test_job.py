@@ -15,11 +15,12 @@ from psgc.plan.inputs.estimates import estimate, located
 from psgc.plan.inputs.profile import CostCurve, Profile, TensorProfile
 from psgc.plan.methods.search import search
 from psgc.plan.model.constraints import ALL, load_constraints, read_constraints
-from psgc.plan.model.job import codec_of, default_codec, load_job, recoded
+from psgc.plan.model.job import codec_of, default_codec, recoded
 from psgc.plan.model.options import OVER_SERVERS, Constraints, encodes, over_groups
 from psgc.plan.model.plan import Plan, PlannedBucket
 from psgc.plan.model.problem import simulate
 from psgc.plan.planfile.runtime import check_runs
+from tests.plan.jobs import load_job
 
 CURVE = CostCurve((1.0, 2.0), (1.0, 2.0), (1.0, 2.0))
 TENSORS = (TensorProfile("a", 10, 0.0),)

@@ -13,12 +13,11 @@ from psgc.plan.inputs.profile import V100_CODECS, CostCurve, Profile, TensorProf
 from psgc.plan.methods.bound import lower_bounds
 from psgc.plan.methods.search import search
 from psgc.plan.model.costs import CPU, SERVER, CodecCosts, tasks, threads
-from psgc.plan.model.job import load_job
 from psgc.plan.model.options import Constraints
 from psgc.plan.model.plan import PlannedBucket
 from psgc.plan.model.problem import Problem, codec_costs, simulate
 from psgc.processes.pool import threads_of
-from tests.plan.jobs import check_file
+from tests.plan.jobs import check_file, load_job
 
 ENCODED = ("comp@cpu", "flat.push.c", "flat.pull.c", "decomp@cpu")
 PER_ELEMENT = CostCurve((1.0, 2.0), (1.0, 2.0), (1.0, 2.0))  # 1 us an element, encoding as decoding

@@ -16,7 +16,7 @@ from psgc.plan.inputs.cluster import Cluster, Link
 from psgc.plan.inputs.correction import Correction, Factors, read_correction
 from psgc.plan.inputs.profile import CostCurve, Profile, TensorProfile, load_profile, read_profile
 from psgc.plan.live.rotation import Rotation
-from psgc.plan.model.job import Job, problem_of_profile
+from psgc.plan.model.job import Job
 from psgc.plan.model.options import OVER_SERVERS
 from psgc.plan.model.plan import Plan, PlannedBucket
 from psgc.plan.model.problem import Problem
@@ -24,6 +24,7 @@ from psgc.plan.report.assessment import assess
 from psgc.plan.report.sentences import verdict, verified
 from psgc.plan.report.verification import COMPUTE, Candidate, predicted, verify, where
 from tests.plan.commands import psgc
+from tests.plan.jobs import problem_of_profile
 
 CURVE = CostCurve((1e3, 1e6), (10.0, 4_000.0), (10.0, 4_000.0))
 PROFILE = Profile(

@@ -42,14 +42,15 @@ class Job(NamedTuple):
 
 def load_job(
     profile_text: str, cluster: str | Cluster, codec: str | None = None, constraints: Constraints = ALL, *,
-    gpu: str | None = None, beside: Iterable[str] = (), standard: Standard = LENIENTLY, measured: Measured | None = None, choose: Choose | None = None,
+    measured: Measured | None, gpu: str | None = None, beside: Iterable[str] = (), standard: Standard = LENIENTLY, choose: Choose | None = None,
 ) -> Job:  # fmt: skip
     """The job that these files or names describe. Raises UsageError or CodecError, which name the argument and what is wrong with it.
 
+    measured: adds codec times measured on a GPU to a profile without them, and says where they come from. Without a default, so that no verb prices a job
+    otherwise than another because it was left out.
     gpu: the GPU for which a well-known model's times are computed, and for which missing codec times are estimated.
     beside: further codecs, those of a given plan's buckets.
     standard: that a codec which is chosen by default meets.
-    measured: adds codec times measured on a GPU to a profile without them, and says where they come from.
     choose: the codec for a profile and a cluster where none is named and nothing is ruled out, "" for none, and a note that says why."""
     profile, device = located(load_profile(profile_text, gpu or DEFAULT_GPU), gpu)
     cluster = load_cluster(cluster) if isinstance(cluster, str) else cluster
@@ -89,10 +90,11 @@ def load_job(
     return _job(Problem(profile, cluster, costs, constraints, others), notes, estimated)
 
 
-def problem_of_profile(profile: Profile, cluster: Cluster, codec: str, beside: Iterable[str] = ()) -> Problem:
-    """The problem that a simulation of a plan poses: ``load_job`` of a profile that is loaded. codec: the plan's; beside: those of its other buckets."""
+def problem_of_profile(profile: Profile, cluster: Cluster, codec: str, beside: Iterable[str] = (), *, measured: Measured | None) -> Problem:
+    """The problem that a simulation of a plan poses: ``load_job`` of a profile that is loaded. codec: the plan's; beside: those of its other buckets;
+    measured: as of ``load_job``."""
     profile, _ = located(profile)
-    timed = with_codec_times(profile, {codec, *beside}).profile
+    timed = with_codec_times(profile, {codec, *beside}, measured=measured).profile
     return Problem(timed, cluster, _costs(codec, timed, cluster, ALL))
 
 
