@@ -291,6 +291,29 @@ def test_a_plan_to_run_is_compared_with_no_method_that_needs_more(job: Path) -> 
     assert "not comparable under these constraints: byteps-compress, hitopkcomm, hipress\n" in shown
 
 
+def test_a_job_of_which_a_step_takes_no_time_is_planned_advised_and_asked_about(tmp_path: Path, refuses: Refuses) -> None:
+    """One tensor, ready at once, on one GPU: there is no time of which anything saves a share."""
+    table, solo = tmp_path / "one.csv", tmp_path / "solo.toml"
+    table.write_text("name,numel,ready_us\nw,1000,0\n")
+    solo.write_text(CLUSTER.replace("nodes = 2", "nodes = 1").replace("gpus_per_node = 2", "gpus_per_node = 1"))
+    plan = tmp_path / "plan.json"
+    asked = ("--profile", str(table), "--cluster", str(solo), "--json")
+    answers = [psgc(*arguments) for arguments in (
+        ("plan", *asked, "-o", str(plan), "--report", str(tmp_path / "page.html")), ("plan", *asked, "--force", "--codec", "int8"),
+        ("plan", *asked, "--method", "fp32"), ("simulate", *asked, "--plan", str(plan)), ("whatif", *asked), ("whatif", *asked, "--over", "bf16"),
+    )]  # fmt: skip
+    assert all(not done.returncode for done in answers), [done.stderr for done in answers]
+    found = [json.loads(done.stdout) for done in answers]
+    assert found[0]["step_ms"] == found[3]["step_ms"] == found[4]["sync_ms"] == 0
+    assert found[0]["prediction"]["verdict"] == "do not compress: a step takes no time without it"
+    assert (found[4]["gain"], found[5]["gain"]) == (0, 0)
+    assert "int8 at 1 Gbit/s on 1 x 1 GPUs does not pay: a step takes no time without it" in found[4]["verdict"]
+    advise = ("advise", "--profile", str(table), "--nodes", "1", "--gpus-per-node", "1", "--link", "1")
+    advised = json.loads(psgc(*advise, "--json").stdout)
+    assert (advised["choice"], advised["iteration_ms"], advised["gain"]) == ("none", 0, 0)
+    refuses(*advise, "--goodput", "--tokens", "5", said="an iteration takes no time, so there is no goodput")
+
+
 def test_on_a_fast_network_the_advice_is_not_to_compress(job: Path) -> None:
     (job / "two.toml").write_text(CLUSTER.replace("gbps = 1,", "gbps = 400,"))
     assert json.loads(psgc(*planning(job, "--json")).stdout)["prediction"]["verdict"].startswith("do not compress")

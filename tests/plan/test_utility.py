@@ -99,6 +99,12 @@ MODEL: dict[str, Any] = {
     "id": "X3", "quantity": "compression_ratio", "expect": {"op": "gt", "value": 0}, "inputs": {"model": "resnet50", "rank": 4},
 }  # fmt: skip
 
+ALONE: dict[str, Any] = {"method": "sync", "t_backward_ms": 0, "grad_bytes": 64, "gpus": 1, "bw_gbps": 10}
+OF_NO_TIME: dict[str, Any] = {
+    "id": "X5", "quantity": "overhead_over_gammaT_pct", "expect": {"op": "gt", "value": 0},
+    "inputs": dict.fromkeys(("run", "sync", "method", "a", "b"), ALONE),
+}  # fmt: skip
+
 
 def changed(case: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
     made = copy.deepcopy(case)
@@ -132,6 +138,7 @@ def test_quantities_of_two_scenarios_are_as_they_are_named() -> None:
     assert value("ratio_a_over_b", {"a": fast, "b": slow}) == pytest.approx(t_fast / t_slow)
     assert value("speedup", {"sync": slow, "method": fast}) == pytest.approx(t_slow / t_fast)
     assert value("reduction_pct", {"sync": slow, "method": fast}) == pytest.approx(100 * (1 - t_fast / t_slow))
+    assert value("speedup", {"sync": ALONE, "method": fast}) == 0
 
 
 @pytest.mark.parametrize(
@@ -153,6 +160,11 @@ def test_quantities_of_two_scenarios_are_as_they_are_named() -> None:
         (PAIR, "case X2: field inputs.method: expected an object"),
         (changed(MODEL, "inputs.model", "alexnet"), "case X3: field inputs.model: unknown model 'alexnet'; choose one of vgg16"),
         (changed(MODEL, "inputs.rank", 0), "case X3: field inputs.rank: 0 is no whole number of at least 1"),
+        (changed(CASE, "inputs.run.method", ["sync"]), "case X1: field inputs.run.method: ['sync'] is none of sync"),
+        (changed(OF_NO_TIME, "inputs.run.gpus", 8), "case X5: field inputs.run.t_backward_ms: is 0, and this quantity divides by a time that is"),
+        (OF_NO_TIME | {"quantity": "reduction_pct"}, "case X5: field inputs.sync.t_backward_ms: is 0"),
+        (OF_NO_TIME | {"quantity": "speedup"}, "case X5: field inputs.method.t_backward_ms: is 0"),
+        (OF_NO_TIME | {"quantity": "ratio_a_over_b"}, "case X5: field inputs.b.t_backward_ms: is 0"),
         ("text", "case number 0: expected an object"),
     ],
 )

@@ -40,6 +40,14 @@ def test_the_sentence_says_what_the_figures_do(change: dict[str, object], words:
     assert found["encode_budget_ms"] - found["codec_ms"] == pytest.approx(time_ms(sync) - time_ms(method))
 
 
+def test_nothing_is_gained_over_a_step_that_takes_no_time() -> None:
+    for method in ("powersgd", "signsgd", "sync_compressed"):
+        found = answer(backward_ms=0.0, gpus=1, method=method)
+        assert (found["sync_ms"], found["gain"], found["gain_over_bf16"]) == (0, 0, 0)
+        assert {one["gain"] for one in (*found["trade_off"], *found["faster_compute"])} == {0}
+        assert "does not pay: a step takes no time without it" in found["verdict"]
+
+
 def test_bf16_gradients_are_set_beside_fp32_with_both_numbers() -> None:
     """ResNet-50's 97.5 MiB are 4 buckets of 25 MiB and a rest; bf16 sends half of each."""
     found = answer(bandwidth_gbps=1.0)

@@ -19,6 +19,7 @@ from psgc.plan.methods.espresso import espresso
 from psgc.plan.methods.once import WARM_UP_TENSORS, search_once
 from psgc.plan.methods.registry import METHODS, find
 from psgc.plan.methods.result import Found
+from psgc.plan.model.gains import share_saved
 from psgc.plan.model.job import Job
 from psgc.plan.model.options import encodes
 from psgc.plan.model.plan import UNCOMPRESSED, PlannedBucket
@@ -249,8 +250,7 @@ def _gain(problem: Problem, mine: Sequence[PlannedBucket], other: Problem, their
 
 
 def _saved(problem: Problem, mine: Sequence[PlannedBucket], other: Problem, theirs: Sequence[PlannedBucket]) -> float:
-    before = simulate(other, theirs).step_us
-    return 1 - simulate(problem, mine).step_us / before if before else 0.0
+    return share_saved(simulate(problem, mine).step_us, simulate(other, theirs).step_us)
 
 
 def _nearby(problem: Problem) -> list[Problem]:

@@ -15,6 +15,7 @@ from typing import Any, Final
 from psgc.plan.inputs.cluster import Cluster
 from psgc.plan.inputs.estimates import Measured, Timed, with_codec_times
 from psgc.plan.inputs.profile import Profile
+from psgc.plan.model.gains import share_saved
 from psgc.plan.model.level import EXACT
 from psgc.plan.model.quality import SAFELY, Standard
 from psgc.plan.report.running import is_whole
@@ -43,8 +44,8 @@ class Gain:
 
 def gain_over(candidate: Candidate, other: Candidate) -> Gain:
     """The share of the other candidate's iteration that this one saves. The margin compares both in the same corner."""
-    gain = 1 - candidate.iteration_us(NOMINAL) / other.iteration_us(NOMINAL)
-    corners = (1 - candidate.iteration_us(corner) / other.iteration_us(corner) for corner in CORNERS)
+    gain = share_saved(candidate.iteration_us(NOMINAL), other.iteration_us(NOMINAL))
+    corners = (share_saved(candidate.iteration_us(corner), other.iteration_us(corner)) for corner in CORNERS)
     return Gain(gain, max(abs(corner - gain) for corner in corners))
 
 

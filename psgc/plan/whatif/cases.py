@@ -99,7 +99,7 @@ def scenario_of(inputs: Any, place: str, *, method: str | None = None, needs_ban
     if not isinstance(inputs, Mapping):
         raise UsageError(f"field {place}: expected an object")
     named = inputs.get("method", method)
-    if named not in METHODS:
+    if not isinstance(named, str) or named not in METHODS:
         raise UsageError(f"field {place}.method: {named!r} is none of {', '.join(METHODS)}")
     unknown = sorted(set(inputs) - set(FIELDS))
     if unknown:
@@ -169,15 +169,34 @@ def _run(inputs: Mapping[str, Any]) -> Scenario:
     return scenario_of(inputs.get("run"), "inputs.run")
 
 
+def _compared(inputs: Mapping[str, Any], first: str, second: str, divisor: str) -> tuple[Scenario, Scenario]:
+    """The pair, of which ``divisor``'s time is divided by. Raises UsageError if that is 0."""
+    pair = _pair(inputs, first, second)
+    _check_takes_time(time_ms(pair[(first, second).index(divisor)]), f"inputs.{divisor}")
+    return pair
+
+
+def _overhead(inputs: Mapping[str, Any]) -> float:
+    run = _run(inputs)
+    _check_takes_time(run.gamma * run.backward_ms, "inputs.run")
+    return overhead_pct(run)
+
+
+def _check_takes_time(ms: float, place: str) -> None:
+    """Raise UsageError for a time of 0, which backward's is then, too."""
+    if not ms:
+        raise UsageError(f"field {place}.t_backward_ms: is 0, and this quantity divides by a time that is then 0; expected a number above 0")
+
+
 _QUANTITIES: Final[dict[str, Any]] = {
     "time_ms": lambda inputs: time_ms(_run(inputs)),
-    "reduction_pct": lambda inputs: reduction_pct(*_pair(inputs, "sync", "method")),
-    "speedup": lambda inputs: speedup(*_pair(inputs, "sync", "method")),
-    "ratio_a_over_b": lambda inputs: speedup(*_pair(inputs, "a", "b")),  # t(a) / t(b)
+    "reduction_pct": lambda inputs: reduction_pct(*_compared(inputs, "sync", "method", "sync")),
+    "speedup": lambda inputs: speedup(*_compared(inputs, "sync", "method", "method")),
+    "ratio_a_over_b": lambda inputs: speedup(*_compared(inputs, "a", "b", "b")),  # t(a) / t(b)
     "crossover_gbps": lambda inputs: crossover_gbps(*_pair(inputs, "sync", "method", needs_bandwidth=False)),
     "payload_bytes": _payload_bytes,
     "compression_ratio": _compression_ratio,
     "hide_ratio": lambda inputs: hide_ratio(scenario_of(inputs.get("run", inputs), "inputs", method="sync")),
-    "overhead_over_gammaT_pct": lambda inputs: overhead_pct(_run(inputs)),
+    "overhead_over_gammaT_pct": _overhead,
     "encode_budget_ms": lambda inputs: encode_budget_ms(*_pair(inputs, "sync", "method")),
 }

@@ -13,6 +13,7 @@ from typing import Final
 
 from psgc.errors import UsageError
 from psgc.plan.inputs.architectures import architecture
+from psgc.plan.model.gains import share_saved
 from psgc.plan.model.vary import Change
 from psgc.plan.whatif.closed_form import (
     Scenario,
@@ -111,7 +112,7 @@ class ClosedTimes:
         for gamma in GAMMAS:
             for factor in BANDWIDTH_FACTORS:
                 gbps = self.gbps * factor
-                gains.append(1 - time_ms(replace(method, gamma=gamma).at(gbps)) / time_ms(replace(sync, gamma=gamma).at(gbps)))
+                gains.append(share_saved(time_ms(replace(method, gamma=gamma).at(gbps)), time_ms(replace(sync, gamma=gamma).at(gbps))))
         return gains
 
     def crossover_gbps(self) -> float:

@@ -48,9 +48,12 @@ class Goodput:
 
 
 def goodput(iteration_us: float, items_a_gpu: int, cluster: Cluster, prices: Prices) -> Goodput:
-    """The goodput of iterations of this length. items_a_gpu: in one GPU's batch. Raises UsageError for a number outside 1 to MOST_ITEMS."""
+    """The goodput of iterations of this length. items_a_gpu: in one GPU's batch. Raises UsageError for a number outside 1 to MOST_ITEMS, and for an iteration
+    that takes no time."""
     if not 1 <= items_a_gpu <= MOST_ITEMS:
         raise UsageError(f"{items_a_gpu} items a GPU and iteration, expected 1 to {MOST_ITEMS}")
+    if not iteration_us:
+        raise UsageError("an iteration takes no time, so there is no goodput: expected a profile with ready_us or forward_us above 0")
     us = iteration_us / (items_a_gpu * cluster.gpus)
     hour = prices.of(cluster)
     return Goodput(1e6 / us, us, 1e6 * us * hour / _HOUR_US if hour else None)

@@ -16,6 +16,7 @@ from typing import Final
 from psgc.plan.methods.result import Found
 from psgc.plan.methods.search import search
 from psgc.plan.methods.uniform import best_uniform, codec_us, compressed
+from psgc.plan.model.gains import share_saved
 from psgc.plan.model.options import encodes
 from psgc.plan.model.problem import Problem, simulate
 from psgc.plan.model.quality import is_cast
@@ -81,7 +82,7 @@ class TimelineTimes:
             changes += [Change(host=0.9), Change(host=1.1)]
         for change in changes:
             sync = simulate(varied(self.peer, change), self.plans[0].buckets).step_us
-            gains.append(1 - simulate(varied(self.problem, change), self.plans[1].buckets).step_us / sync)
+            gains.append(share_saved(simulate(varied(self.problem, change), self.plans[1].buckets).step_us, sync))
         return gains
 
     def crossover_gbps(self) -> float:

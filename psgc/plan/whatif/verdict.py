@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
+from psgc.plan.model.gains import share_saved
 from psgc.plan.model.vary import SAME, Change
 from psgc.plan.report.wording import ms
 
@@ -63,7 +64,7 @@ class Times(Protocol):
 
 def gain(times: Times, change: Change = SAME) -> float:
     """The share of the uncompressed time that the method saves."""
-    return 1 - times.method_ms(change) / times.sync_ms(change)
+    return share_saved(times.method_ms(change), times.sync_ms(change))
 
 
 def margin_of(times: Times, saved: float) -> float:
@@ -118,6 +119,8 @@ def _finite(value: float) -> float | None:
 
 def sentence(times: Times, saved: float, margin: float, budget: float) -> str:
     """Whether the method pays over fp32, in one line, with both times."""
+    if not times.sync_ms(SAME):
+        return f"{times.name} {times.place} does not pay: a step takes no time without it"
     both = f"{_ms(times.method_ms(SAME))} ms in place of {_ms(times.sync_ms(SAME))} uncompressed"
     if abs(saved) <= margin:
         said = f"is a tie: {abs(saved):.0%} {'faster' if saved > 0 else 'slower'}, +-{margin:.0%}; measure before you choose"
