@@ -180,7 +180,7 @@ def _progress_bar(total: int, shown: bool) -> Iterator[Callable[[str], None]]:
 def cluster_of(request: Request, found: Profile, topology: Topology) -> tuple[Cluster, dict[str, str]]:
     """The cluster, and by field a comment that says where its value is from. Between nodes what TCP carries of the given link, else the measured one. With a
     given link each node is such a machine as this, with its GPUs; without one the job's workers and servers share this machine, one worker a node."""
-    measured = next(iter(found.links.values()), None)
+    measured = found.links.get(BETWEEN_NODES if request.join else LOOPBACK)  # not what a trace says of its own collectives
     given = request.inter is not None
     inter = replace(request.inter, gbps=float(f"{request.inter.gbps * TCP_SHARE:.4g}")) if request.inter else measured
     assert inter is not None, "a cluster needs a link"

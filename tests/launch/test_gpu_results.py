@@ -80,7 +80,9 @@ def test_every_verb_that_prices_a_plan_takes_what_was_measured(planted: Path, tm
     planted.write_text(json.dumps(document(steps={"kernels": {"rows": rows}})))
     tensors = [{"name": name, "numel": 1 << 22, "ready_us": ready} for name, ready in (("b", 0), ("a", 1000))]
     profile.write_text(
-        json.dumps({"version": 1, "model": "m", "hardware": "NVIDIA H100 PCIe, AMD EPYC", "device": "cuda", "forward_us": 500, "tensors": tensors})
+        json.dumps(
+            {"version": 1, "model": "m", "hardware": "NVIDIA H100 PCIe, AMD EPYC", "device": "cuda", "forward_us": 500, "tensors": tensors}
+        )
     )
     cluster.write_text(
         'nodes = 2\ngpus_per_node = 1\nservers = 1\ncollectives = "nccl"\nintra = {gbps = 100, latency_us = 5}\ninter = {gbps = 1, latency_us = 20}\n'
@@ -99,7 +101,9 @@ def test_every_verb_that_prices_a_plan_takes_what_was_measured(planted: Path, tm
         assert any("comp@gpu" in bucket["option"] for bucket in planned["buckets"]), "the plan encodes where the codec's times are measured"
         simulated = answer("simulate", "--profile", str(profile), "--plan", str(plan))
         windows = [{"step_us": 1e5, "forward_us": 500.0, "backward_us": 1000.0, "layouts": ["optimizer0"]}] * 3
-        job.write_text(json.dumps({"version": 1, "candidates": [{"name": "plan", "plan": json.loads(plan.read_text()), "windows": windows}]}))
+        job.write_text(
+            json.dumps({"version": 1, "candidates": [{"name": "plan", "plan": json.loads(plan.read_text()), "windows": windows}]})
+        )
         found = answer("verify", str(plan), "--profile", str(profile), "--measured", str(job), "-o", str(folder / "corrected.json"))
         verified = found["candidates"][0]["predicted_ms"] - 0.5
         traced = _predicted("trace show", str(plan), str(profile), None, None)["step_us"] / 1e3

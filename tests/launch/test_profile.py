@@ -8,6 +8,7 @@ import runpy
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,12 @@ from psgc.codecs import registered_codecs
 from psgc.launch.cli import main
 from psgc.launch.profiling.curves import DEFAULT_CODECS, curve_codecs, measure_curves
 from psgc.launch.profiling.links import MOST_GBPS, PARTS_IN_FLIGHT, SIZES, Trips, fit, fit_group
+from psgc.launch.profiling.measure import Request, cluster_of
+from psgc.launch.topology import Topology
 from psgc.plan.inputs.carriers import CarrierCosts, read_carriers
-from psgc.plan.inputs.cluster import load_cluster
-from psgc.plan.inputs.profile import CostCurve, Spread, load_profile
+from psgc.plan.inputs.cluster import Link, load_cluster
+from psgc.plan.inputs.observed import LEAST_ITERATIONS
+from psgc.plan.inputs.profile import CostCurve, Profile, Spread, load_profile
 from tests.plan.commands import psgc
 from tests.preloaded import run_preloaded
 
@@ -95,6 +99,22 @@ def test_a_computed_profile_has_given_links_in_its_cluster(tmp_path: Path) -> No
     assert "computed" in done.stdout
     assert len(load_profile(str(path)).tensors) == 32
     assert (load_cluster(str(cluster)).inter.gbps, load_cluster(str(cluster)).inter.latency_us) == (0.9564, 50), "what TCP carries of it"
+
+
+def test_the_link_of_a_cluster_is_the_one_that_was_measured_here_not_that_of_a_traces_collectives(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    trace.touch()
+    links = {"collectives": Link(80.0, 7.0), "loopback": Link(12.0, 30.0)}
+    asked = Request(None, "v100", (), 2, 1, LEAST_ITERATIONS, (), "tcp", False, None, trace)
+    cluster, comments = cluster_of(asked, Profile("m", (), links=links), Topology())
+    assert cluster.inter == cluster.intra == links["loopback"] and cluster.one_machine
+    assert comments["intra"] == "measured between processes of this machine"
+    joined, _ = cluster_of(replace(asked, join=True), Profile("m", (), links={**links, "inter": Link(1.0, 90.0)}), Topology())
+    assert joined.inter == Link(1.0, 90.0)
+    given, said = cluster_of(
+        replace(asked, transport=None, inter=Link(10.0, 50.0)), Profile("m", (), links={"collectives": links["collectives"]}), Topology()
+    )
+    assert given.intra == given.inter == Link(9.564, 50.0) and said["intra"].startswith("assumed: as between nodes")
 
 
 @pytest.mark.parametrize(

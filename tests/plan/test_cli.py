@@ -330,8 +330,44 @@ def test_a_well_known_model_is_planned_and_simulated_for_the_gpu_that_is_named(j
     mixed = [bucket | {"codec": "int4"} if bucket["codec"] == "int8" else bucket for bucket in document["buckets"][:1]]
     plan.write_text(json.dumps(document | {"buckets": mixed + document["buckets"][1:]}))
     assert json.loads(psgc("simulate", *model, "--plan", str(plan)).stdout)["step_ms"] != pytest.approx(step_ms, rel=1e-6)
+
+
+def test_a_file_that_names_no_gpu_is_planned_and_simulated_for_the_one_that_is_named_as_it_is_advised_for(
+    job: Path, refuses: Refuses
+) -> None:
+    """A CSV has neither hardware nor codec times: without ``--gpu`` it gets those of V100."""
+    (job / "two.toml").write_text("cores = 8\n" + CLUSTER)
+    table, plan = ("--profile", str(job / "table.csv")), job / "plan.json"
+    asked = (*table, "--cluster", str(job / "two.toml"), "--codec", "int8", "--json")
+    by_default, planned = (json.loads(psgc("plan", *asked, *gpu, "-o", str(plan)).stdout) for gpu in ((), ("--gpu", "h100")))
+    notes = planned["prediction"]["notes"]
+    assert "codec times of int8 are estimates: bytes moved at 70% of the 3350 GB/s of the GPU's memory" in notes
+    assert not any("V100" in note for note in notes), "nor that its host encodes one part at a time"
+    assert any("V100" in note for note in by_default["prediction"]["notes"])
+    simulated = json.loads(psgc("simulate", *table, "--gpu", "h100", "--plan", str(plan), "--json").stdout)
+    assert (
+        simulated["step_ms"] == planned["step_ms"] != json.loads(psgc("simulate", *table, "--plan", str(plan), "--json").stdout)["step_ms"]
+    )
+    advised = psgc("advise", *table, "--gpu", "h100", "--nodes", "2", "--link", "10", "--json")
+    assert advised.returncode == 0, advised.stderr
     for arguments in (planning(job), simulating(job)):
-        refuses(*arguments, "--gpu", "h100", said="table.csv is a file with times of its own GPU; use --gpu with a model's name only")
+        refuses(
+            *arguments,
+            "--gpu",
+            "300",
+            said=f"--gpu 300: expected the GPU whose codec times {job / 'table.csv'} is planned with, one of v100, ",
+        )
+    curve = {"numel": [1000], "encode_us": [5], "decode_us": [5]}
+    for own, said in (
+        (
+            {"hardware": "NVIDIA A100"},
+            "times of its own hardware, NVIDIA A100; use --gpu with a model's name, or with a file that has none",
+        ),
+        ({"codecs": {"int8": {"gpu": curve}}}, "times of codecs on its own GPU; use --gpu with"),
+    ):
+        (job / "own.json").write_text(json.dumps({"version": 1, "tensors": [{"name": "a", "numel": 1000, "ready_us": 0}], **own}))
+        refuses("plan", "--profile", str(job / "own.json"), "--cluster", str(job / "two.toml"), "--gpu", "h100", said=said)
+        refuses("simulate", "--profile", str(job / "own.json"), "--plan", str(plan), "--gpu", "h100", said=said)
 
 
 def test_a_codec_that_a_plan_to_run_could_not_encode_with_is_refused(job: Path, refuses: Refuses) -> None:

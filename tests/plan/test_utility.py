@@ -161,7 +161,10 @@ def test_quantities_of_two_scenarios_are_as_they_are_named() -> None:
         (changed(MODEL, "inputs.model", "alexnet"), "case X3: field inputs.model: unknown model 'alexnet'; choose one of vgg16"),
         (changed(MODEL, "inputs.rank", 0), "case X3: field inputs.rank: 0 is no whole number of at least 1"),
         (changed(CASE, "inputs.run.method", ["sync"]), "case X1: field inputs.run.method: ['sync'] is none of sync"),
-        (changed(OF_NO_TIME, "inputs.run.gpus", 8), "case X5: field inputs.run.t_backward_ms: is 0, and this quantity divides by a time that is"),
+        (
+            changed(OF_NO_TIME, "inputs.run.gpus", 8),
+            "case X5: field inputs.run.t_backward_ms: is 0, and this quantity divides by a time that is",
+        ),
         (OF_NO_TIME | {"quantity": "reduction_pct"}, "case X5: field inputs.sync.t_backward_ms: is 0"),
         (OF_NO_TIME | {"quantity": "speedup"}, "case X5: field inputs.method.t_backward_ms: is 0"),
         (OF_NO_TIME | {"quantity": "ratio_a_over_b"}, "case X5: field inputs.b.t_backward_ms: is 0"),

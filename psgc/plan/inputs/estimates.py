@@ -247,6 +247,11 @@ def _estimated(moved: tuple[float, float], launches: tuple[int, int], memory_gbp
     return CostCurve(sizes, encode, decode)
 
 
+def is_known_gpu(name: str) -> bool:
+    """Whether codec times can be estimated for the GPU of this name."""
+    return bool(_board(name))
+
+
 def _board(name: str) -> str:
     """The known GPU that a word of the name names; "" if none does. What is behind a comma is the host's name."""
     return next((word for word in _words(name) if word in MEMORY_GBPS), "")

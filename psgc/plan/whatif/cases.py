@@ -185,7 +185,9 @@ def _overhead(inputs: Mapping[str, Any]) -> float:
 def _check_takes_time(ms: float, place: str) -> None:
     """Raise UsageError for a time of 0, which backward's is then, too."""
     if not ms:
-        raise UsageError(f"field {place}.t_backward_ms: is 0, and this quantity divides by a time that is then 0; expected a number above 0")
+        raise UsageError(
+            f"field {place}.t_backward_ms: is 0, and this quantity divides by a time that is then 0; expected a number above 0"
+        )
 
 
 _QUANTITIES: Final[dict[str, Any]] = {
