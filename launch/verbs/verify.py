@@ -15,7 +15,7 @@ import typer
 from psgc.errors import JobFailed, UsageError
 from psgc.launch.compile_on_call import compiles_on_call
 from psgc.launch.files import check_place, write
-from psgc.launch.flags import Json
+from psgc.launch.flags import GpuText, Json, check_gpu
 from psgc.launch.tables import print_table, print_text, progress
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ def verify(
     ] = None,
     steps: Annotated[int, typer.Option(help="Steps of each candidate, in windows of 5.", min=5, max=10_000)] = 30,
     cluster: Annotated[str | None, typer.Option(help="Cluster: TOML, or a ready-made one's name; default: the plan's own.")] = None,
+    gpu: GpuText = None,
     nodes: Annotated[int | None, typer.Option(help="As of psgc run.")] = None,
     link_mbit: Annotated[float | None, typer.Option(help="As of psgc run: a simulated link of this rate, 1e6 bit/s.")] = None,
     measured: Annotated[
@@ -60,6 +61,7 @@ def verify(
         raise UsageError(
             f"verify: --profile {profile}: expected the file of a profile that psgc profile wrote, which the correction is written into"
         )
+    check_gpu("verify", profile, gpu)
     place = output or Path(profile)
     check_place(place, "--output" if output else "--profile")
     check_place(report, "--report")
@@ -78,7 +80,7 @@ def verify(
             _run(command, plan, measured, trace, steps, workers, servers, nodes, link_mbit)
         assert measured is not None
         candidates = _read(measured, trace)
-    found = _verified(profile, chosen, candidates)
+    found = _verified(profile, chosen, candidates, gpu)
     document = json.loads(Path(profile).read_text())
     write(place, json.dumps({**document, "correction": found.correction.to_json()}, indent=1), "--output" if output else "--profile")
     from psgc.plan.report.verification import document as shown
@@ -173,7 +175,7 @@ def _summed(lanes: dict[str, dict[str, float]], layouts: list[str]) -> dict[str,
     return {lane: statistics.median_low([one.get(lane, 0.0) for one in known]) for lane in every if lane != "backward"}
 
 
-def _verified(profile: str, cluster: Any, candidates: list[Candidate]) -> Verification:
+def _verified(profile: str, cluster: Any, candidates: list[Candidate], gpu: str | None) -> Verification:
     from dataclasses import replace
     from datetime import datetime, timezone
 
@@ -193,7 +195,7 @@ def _verified(profile: str, cluster: Any, candidates: list[Candidate]) -> Verifi
 
         def problem(one: Candidate) -> Problem:
             codecs = {bucket.codec for bucket in one.buckets}
-            return problem_of_profile(changed, machines, codec_of(one.buckets), codecs, measured=with_measured_codecs)
+            return problem_of_profile(changed, machines, codec_of(one.buckets), codecs, measured=with_measured_codecs, gpu=gpu)
 
         return problem
 

@@ -71,23 +71,24 @@ def test_codecs_and_advise_cite_what_was_measured(planted: Path) -> None:
     assert "not estimates" not in " ".join(json.loads(psgc(*asked).stdout)["notes"])
 
 
-def test_every_verb_that_prices_a_plan_takes_what_was_measured(planted: Path, tmp_path: Path) -> None:
-    """plan, simulate, whatif, verify and trace, of a profile that names its GPU. Estimated, the codec would be quicker."""
+@pytest.mark.parametrize("named", ["by the profile", "by --gpu"])
+def test_every_verb_that_prices_a_plan_takes_what_was_measured(planted: Path, tmp_path: Path, named: str) -> None:
+    """plan, simulate, whatif, verify and trace, of a profile whose GPU is named. Estimated, the codec would be quicker."""
     folder = tmp_path / "asked"
     folder.mkdir()
+    hardware, gpu = ("NVIDIA H100 PCIe, AMD EPYC", None) if named == "by the profile" else ("", "h100")
     profile, cluster, plan, job = (folder / name for name in ("p.json", "c.toml", "plan.json", "job.json"))
     rows = [{**row, "seconds": 100 * row["seconds"]} for row in document()["steps"]["kernels"]["rows"]]
     planted.write_text(json.dumps(document(steps={"kernels": {"rows": rows}})))
     tensors = [{"name": name, "numel": 1 << 22, "ready_us": ready} for name, ready in (("b", 0), ("a", 1000))]
     profile.write_text(
-        json.dumps(
-            {"version": 1, "model": "m", "hardware": "NVIDIA H100 PCIe, AMD EPYC", "device": "cuda", "forward_us": 500, "tensors": tensors}
-        )
+        json.dumps({"version": 1, "model": "m", "hardware": hardware, "device": "cuda", "forward_us": 500, "tensors": tensors})
     )
     cluster.write_text(
         'nodes = 2\ngpus_per_node = 1\nservers = 1\ncollectives = "nccl"\nintra = {gbps = 100, latency_us = 5}\ninter = {gbps = 1, latency_us = 20}\n'
     )
-    asked = ("--profile", str(profile), "--cluster", str(cluster), "--codec", "onebit")
+    of = ("--profile", str(profile), *(("--gpu", gpu) if gpu else ()))
+    asked = (*of, "--cluster", str(cluster), "--codec", "onebit")
     words = "times of onebit on the GPU are measured on NVIDIA H100 PCIe, 2026-12-01"
 
     def answer(*arguments: str) -> dict[str, Any]:
@@ -99,20 +100,20 @@ def test_every_verb_that_prices_a_plan_takes_what_was_measured(planted: Path, tm
         """Of plan, simulate, verify and trace."""
         planned = answer("plan", *asked, "--runnable", "--force", "-o", str(plan))
         assert any("comp@gpu" in bucket["option"] for bucket in planned["buckets"]), "the plan encodes where the codec's times are measured"
-        simulated = answer("simulate", "--profile", str(profile), "--plan", str(plan))
+        simulated = answer("simulate", *of, "--plan", str(plan))
         windows = [{"step_us": 1e5, "forward_us": 500.0, "backward_us": 1000.0, "layouts": ["optimizer0"]}] * 3
         job.write_text(
             json.dumps({"version": 1, "candidates": [{"name": "plan", "plan": json.loads(plan.read_text()), "windows": windows}]})
         )
-        found = answer("verify", str(plan), "--profile", str(profile), "--measured", str(job), "-o", str(folder / "corrected.json"))
+        found = answer("verify", str(plan), *of, "--measured", str(job), "-o", str(folder / "corrected.json"))
         verified = found["candidates"][0]["predicted_ms"] - 0.5
-        traced = _predicted("trace show", str(plan), str(profile), None, None)["step_us"] / 1e3
+        traced = _predicted("trace show", str(plan), str(profile), None, gpu)["step_us"] / 1e3
         return [planned["step_ms"], simulated["step_ms"], verified, traced]
 
     with_file = steps()
     assert with_file == pytest.approx([with_file[0]] * 4)
     assert words in " ".join(answer("whatif", *asked)["notes"])
-    assert words in " ".join(psgc("simulate", "--profile", str(profile), "--plan", str(plan)).stdout.split())
+    assert words in " ".join(psgc("simulate", *of, "--plan", str(plan)).stdout.split())
     planted.unlink()
     estimated = steps()
     assert estimated == pytest.approx([estimated[0]] * 4)

@@ -90,11 +90,13 @@ def load_job(
     return _job(Problem(profile, cluster, costs, constraints, others), notes, estimated)
 
 
-def problem_of_profile(profile: Profile, cluster: Cluster, codec: str, beside: Iterable[str] = (), *, measured: Measured | None) -> Problem:
+def problem_of_profile(
+    profile: Profile, cluster: Cluster, codec: str, beside: Iterable[str] = (), *, measured: Measured | None, gpu: str | None = None
+) -> Problem:  # fmt: skip
     """The problem that a simulation of a plan poses: ``load_job`` of a profile that is loaded. codec: the plan's; beside: those of its other buckets;
-    measured: as of ``load_job``."""
-    profile, _ = located(profile)
-    timed = with_codec_times(profile, {codec, *beside}, measured=measured).profile
+    measured, gpu: as of ``load_job``."""
+    profile, _ = located(profile, gpu)
+    timed = with_codec_times(profile, {codec, *beside}, gpu=gpu or "", measured=measured).profile
     return Problem(timed, cluster, _costs(codec, timed, cluster, ALL))
 
 
