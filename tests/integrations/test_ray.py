@@ -214,6 +214,7 @@ def test_a_process_that_is_killed_from_outside_ends_the_job_and_nothing_of_it_is
 def test_a_cluster_without_room_is_a_line_within_the_limit(ray: Any) -> None:
     import psgc.ray
 
+    await_all_free(ray)
     for asked, said in (
         ({"CPU": 1}, "it lacks 5 CPU (3 free)"),
         ({"CPU": 1, "GPU": 1}, "it lacks 5 CPU (3 free), 4 GPU (0 free)"),

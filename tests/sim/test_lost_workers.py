@@ -269,6 +269,7 @@ def test_workers_that_die_at_any_moment_change_no_sum(first: int) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("first", range(SAMPLE, SAMPLE + LONG, LONG_CHUNK))
 def test_workers_that_die_at_any_moment_change_no_sum_in_very_many_jobs(first: int) -> None:
     for seed in range(first, first + LONG_CHUNK):

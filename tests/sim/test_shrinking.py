@@ -243,6 +243,7 @@ def test_workers_die_and_come_back_and_every_mean_is_of_those_who_are_there(firs
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("first", range(SAMPLE, SAMPLE + LONG, LONG_CHUNK))
 def test_workers_die_and_come_back_in_very_many_jobs(first: int) -> None:
     for seed in range(first, first + LONG_CHUNK):
