@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 import psgc.torch as psgc
-from psgc.observe import exporter
+from psgc.observe import exporter, scrapes
 from psgc.observe.figures import Figures
 from psgc.observe.lately import Busy
 from psgc.worker.executor.bucket import RESIDUAL_EVERY
@@ -97,6 +97,7 @@ def main() -> None:
     if psgc.rank() == 0:
         step_ms = 1e3 * statistics.median(took)
         url = f"http://127.0.0.1:{config.metrics_port + exporter.OF_WORKERS + config.local_rank}/metrics"
+        scrapes.NEW_S = 0.0  # type: ignore[misc]  # each scrape makes its text
         collecting = time.process_time_ns()
         for _ in range(arguments.scrapes):
             with urllib.request.urlopen(url, timeout=60) as answer:

@@ -1,8 +1,8 @@
 """The status page of a job, by aiohttp: a page, its document as JSON, and events by which the page follows it.
 
 What a browser is given is the document of ``psgc top --json``; names in it are other people's, and the page shows them as text. A client that reads slowly
-misses documents and holds up nobody. Beyond loopback every request needs the token; on loopback a request must name a loopback host, so that no web page
-elsewhere can read this one by a name of its own (DNS rebinding).
+misses documents and holds up nobody (connections.py). Beyond loopback every request needs the token; on loopback a request must name a loopback host, so that
+no web page elsewhere can read this one by a name of its own (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import logging
 import secrets
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
 
-from aiohttp import web
+from aiohttp import HttpVersion10, HttpVersion11, web
 
+from psgc.launch.observing.connections import PATIENCE_S, Connections
 from psgc.launch.observing.following import Following
 from psgc.launch.observing.live_table import document
 from psgc.processes.addresses import is_loopback
@@ -24,8 +26,9 @@ from psgc.processes.addresses import is_loopback
 PAGE: Final = Path(__file__).with_name("page.html")
 MOST_FOLLOWERS: Final = 100
 ALIVE_S: Final = 15.0  # an event that says nothing, so that a connection that is gone is noticed
-PATIENCE_S: Final = 30.0  # for a client that takes nothing
 COOKIE: Final = "psgc_status"
+VERSIONS: Final = (HttpVersion10, HttpVersion11)
+logger = logging.getLogger("psgc.status")
 
 
 class Page:
@@ -35,6 +38,8 @@ class Page:
         self._following, self._token = following, token
         self._changed = asyncio.Event()
         self._followers = 0
+        self._asking: asyncio.Task[object] | None = None
+        self.connections: Connections | None = None
         self.app = web.Application(middlewares=[self._guard])
         self.app.add_routes([web.get("/", self._page), web.get("/status.json", self._status), web.get("/events", self._events)])
 
@@ -45,6 +50,10 @@ class Page:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
+        assert self.connections is not None
+        self.connections.asks(request.protocol)
+        if request.version not in VERSIONS:  # aiohttp would answer in the client's version, which it does not speak
+            raise ConnectionResetError
         if not self._token:
             host = request.host.rpartition(":")[0] if request.host.rpartition(":")[2].isdigit() else request.host
             if host.strip("[]") != "localhost" and not is_loopback(host.strip("[]")):
@@ -52,7 +61,8 @@ class Page:
             return await handler(request)
         given = request.query.get("token", "")
         bearer = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        known = any(hmac.compare_digest(each.encode(), self._token.encode()) for each in (given, bearer, request.cookies.get(COOKIE, "")))
+        told = (given, bearer, request.cookies.get(COOKIE, ""))  # any bytes, those that are no UTF-8 as surrogates
+        known = any(hmac.compare_digest(each.encode(errors="surrogatepass"), self._token.encode()) for each in told)
         if not known:
             return web.Response(status=401, text="this page needs its token: the scheduler has logged its address with it\n")
         if given and request.path == "/":  # out of the address, and of the browser's history
@@ -73,7 +83,9 @@ class Page:
         return web.Response(text=PAGE.read_text().replace("NONCE", nonce), content_type="text/html", headers=headers)
 
     async def _status(self, _: web.Request) -> web.Response:
-        await asyncio.to_thread(self._following.fresh)
+        if self._asking is None or self._asking.done():  # one thread waits for a view, for however many
+            self._asking = asyncio.create_task(asyncio.to_thread(self._following.fresh))
+        await asyncio.shield(self._asking)
         return web.Response(text=self._document(), content_type="application/json", headers={"Cache-Control": "no-store"})
 
     def _document(self) -> str:
@@ -86,6 +98,8 @@ class Page:
             return web.Response(status=503, text=f"{MOST_FOLLOWERS} browsers follow this job already\n")
         answer = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         self._followers += 1
+        assert self.connections is not None
+        self.connections.follows(request.protocol)
         try:
             await answer.prepare(request)
             said = ""
@@ -100,14 +114,72 @@ class Page:
                 except asyncio.TimeoutError:
                     continue
         except (ConnectionError, asyncio.TimeoutError):
+            if request.transport is not None:
+                request.transport.abort()  # closing would wait for a client that takes nothing
             return answer
         finally:
             self._followers -= 1
+            self.connections.asks(request.protocol)
+
+
+class _Connection(web.RequestHandler):
+    """As aiohttp's, but that somebody else's nonsense is answered in a few words, where aiohttp gives it back, and is no line of the scheduler's log."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        if status == 500 and not isinstance(exc, ConnectionError):
+            logger.error("status page: %s failed: %s: %s", request.path, type(exc).__name__, exc)
+        if request.writer.output_size > 0 or isinstance(exc, ConnectionError):
+            raise ConnectionResetError  # there is no other end, or it is in the middle of an answer
+        answer = web.Response(
+            status=status, text="this is no HTTP request\n" if status < 500 else "the page failed; the scheduler's log says why\n"
+        )
+        answer.force_close()
+        return answer
+
+
+class _Site(web.BaseSite):
+    """As aiohttp's TCPSite, with room made for each connection."""
+
+    def __init__(self, runner: web.AppRunner, host: str, port: int, connections: Connections) -> None:
+        super().__init__(runner)
+        assert runner.server is not None
+        self._host, self._port, self._connections, self._requests = host, port, connections, runner.server
+
+    @property
+    def name(self) -> str:
+        return f"{self._host}:{self._port}"
+
+    def _connection(self) -> asyncio.Protocol:
+        self._connections.make_room()
+        return _Connection(
+            self._requests,
+            loop=asyncio.get_running_loop(),
+            access_log=None,  # type: ignore[arg-type]  # as its runner passes it
+            lingering_time=0,  # nobody wants a body: it is neither waited for nor unpacked
+            auto_decompress=False,
+        )
+
+    async def start(self) -> None:
+        await super().start()
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(self._connection, self._host, self._port)
+        self._sweep = loop.create_task(self._connections.sweep())
+
+    async def stop(self) -> None:
+        self._sweep.cancel()
+        await super().stop()
 
 
 async def serve(host: str, port: int, page: Page) -> web.AppRunner:
     """Serve it in the running loop. Raises OSError where the port cannot be had."""
-    runner = web.AppRunner(page.app, access_log=None, handle_signals=False, shutdown_timeout=0.5)
+    runner = web.AppRunner(page.app, handle_signals=False, shutdown_timeout=0.5)
     await runner.setup()
-    await web.TCPSite(runner, host, port).start()
+    server = runner.server
+    assert server is not None
+    page.connections = Connections(lambda: server.connections, asyncio.get_running_loop().time)
+    await _Site(runner, host, port, page.connections).start()
     return runner

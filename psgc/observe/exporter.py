@@ -1,5 +1,5 @@
-"""Figures for Prometheus: an HTTP server of one process, by prometheus-client, which is asked for them when somebody scrapes. Nothing is counted twice, and
-nothing is done between two scrapes.
+"""Figures for Prometheus: an HTTP server of one process (scrapes.py), which asks for them when somebody scrapes; prometheus-client writes them down. Nothing is
+counted twice, and nothing is done between two scrapes.
 
 Watching never ends a job: without the library, or where the port is taken, a line says so and the job goes on without.
 """
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 from psgc.config import Config
+from psgc.observe.scrapes import ScrapeServer
 from psgc.observe.table import Family
 
 logger = logging.getLogger(__name__)
@@ -30,12 +31,10 @@ class Exporter:
         registry = client.CollectorRegistry(auto_describe=False)
         registry.register(_Collector(importlib.import_module("prometheus_client.core"), families))
         client.ProcessCollector(registry=registry)
-        self._server, self._thread = client.start_http_server(port, address, registry)
+        self._server = ScrapeServer(address, port, lambda: client.generate_latest(registry))
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._server.close()
 
 
 class _Collector:

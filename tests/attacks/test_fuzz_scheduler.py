@@ -9,9 +9,7 @@ from __future__ import annotations
 import json
 import os
 import random
-import resource
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,12 +22,12 @@ from psgc.scheduler.actions import Action, End, Keep, Send
 from psgc.scheduler.membership import Membership
 from psgc.scheduler.records import from_json, to_json
 from psgc.transport.control.dealer import message_of
-from psgc.wire.frames import HEADER_BYTES, SERVER_SENDER, Header, Kind, pack_header
+from psgc.wire.frames import SERVER_SENDER, Header, Kind, pack_header
 from psgc.wire.messages import Declare, ErrorCode, Lookup, Notice, Published, decode_json, encode_body, pack
 from psgc.wire.reports import Observed, Report
+from tests.attacks.mutations import flipped, noise, repeat
 from tests.scheduler.talk import DEAD_S, JOB, REGISTER_S, SILENCE_S, STEP_S, register
 
-GROWTH_BYTES = 64 << 20
 MEMBERS = {b"s0": register("server", 0, index=0), b"w0": register(), b"w1": register(node=1)}
 PEERS = (*MEMBERS, *MEMBERS, *MEMBERS, b"w2", b"stranger", b"\0\xff")
 DECLARATIONS = tuple(
@@ -181,20 +179,18 @@ def anything(rng: random.Random) -> list[bytes]:
             body = pack(body * 300 if rng.random() < 0.3 else body.ljust(1 << 14))
     chance = rng.random()
     if chance < 0.05 and body:
-        cut = bytearray(body)
-        cut[rng.randrange(len(cut))] ^= 1 << rng.randrange(8)
-        body = bytes(cut)
+        body = flipped(rng, body)
     elif chance < 0.1:
-        body = rng.randbytes(rng.randrange(300))
+        body = noise(rng)
     header = Header(
         kind, rng.choice([0, 0, rng.getrandbits(6)]), JOB, rng.choice([0, 1, 2]), rng.choice([0, 1, 2, rng.getrandbits(16)]),
         rng.choice([0, 1, rng.getrandbits(64)]), rng.choice([0, 1, 2, rng.getrandbits(40)]), 0, 0, rng.choice([0, 1, SERVER_SENDER, rng.getrandbits(32)]), 0,
         1.0, len(body) if rng.random() < 0.98 else rng.getrandbits(rng.randrange(64)),
     )  # fmt: skip
-    packed = bytearray(pack_header(header))
+    packed = pack_header(header)
     if rng.random() < 0.1:
-        packed[rng.randrange(HEADER_BYTES)] ^= 1 << rng.randrange(8)
-    frames = [bytes(packed), body] if body else [bytes(packed)]
+        packed = flipped(rng, packed)
+    frames = [packed, body] if body else [packed]
     if rng.random() < 0.02:
         frames = rng.choice([[], [b""], [*frames, b"more"], frames[1:], [frames[0][:-1], *frames[1:]]])
     return frames
@@ -203,8 +199,8 @@ def anything(rng: random.Random) -> list[bytes]:
 def fuzz(messages: int, seed: int) -> Fuzzed:
     rng = random.Random(seed)
     scheduler = Fuzzed(rng)
-    sizes = []
-    for number in range(messages):
+
+    def once(_: int) -> None:
         scheduler.hear(rng.choice(PEERS), anything(rng))
         chance = rng.random()
         if chance < (0.5 if scheduler.membership.failed is not None else 0.02):
@@ -215,9 +211,8 @@ def fuzz(messages: int, seed: int) -> Fuzzed:
             scheduler.hear(b"observer", [pack_header(Header(Kind.OBSERVE, job=JOB))])
         elif chance < 0.03:
             scheduler.follow()
-        if number in (messages // 2, messages - 1):
-            sizes.append(int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize())
-    assert sizes[-1] - sizes[0] < GROWTH_BYTES, sizes
+
+    repeat(messages, once)
     return scheduler
 
 

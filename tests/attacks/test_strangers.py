@@ -16,13 +16,10 @@ import pytest
 
 from psgc.transport.security.handshake import CHALLENGE
 from tests.attacks import strangers
+from tests.attacks.mutations import resident
 from tests.ports import free_port
 
 GROWTH_BYTES = 24 << 20  # of the server under attack; early frames were once taken by the gigabyte
-
-
-def resident(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
 
 
 class Attacked:

@@ -176,6 +176,90 @@ def test_a_client_that_takes_nothing_holds_up_nobody(monkeypatch: pytest.MonkeyP
     asyncio.run(run())
 
 
+def test_connections_that_stall_are_bounded_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    from psgc.launch.observing import connections
+
+    monkeypatch.setattr(connections, "MOST_CONNECTIONS", 10)
+    large = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 2000
+
+    async def gone(one: socket.socket) -> None:
+        until = time.monotonic() + 60
+        while True:
+            assert time.monotonic() < until, "it is kept"
+            try:
+                if not one.recv(1 << 16):
+                    return
+            except BlockingIOError:
+                await asyncio.sleep(0.05)
+            except ConnectionError:
+                return
+
+    async def run() -> None:
+        async with Served(observed(0)) as served, aiohttp.ClientSession() as session:
+            said = (b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", large) * 10
+            stalled = []
+            for each in said:
+                one = socket.create_connection(("127.0.0.1", served.port))
+                one.setblocking(False)
+                one.send(each)
+                stalled.append(one)
+                await asyncio.sleep(0.01)
+                there = [each for each in served.page.connections._alive() if each.transport is not None]  # type: ignore[union-attr]
+                assert len([each for each in there if not each.transport.is_closing()]) <= 11
+            await gone(stalled[0])
+            async with session.get(f"{served.url}/status.json", headers={"Connection": "close"}) as answer:
+                assert answer.status == 200
+            monkeypatch.setattr(connections, "PATIENCE_S", 0.2)
+            last = socket.create_connection(("127.0.0.1", served.port))
+            last.setblocking(False)
+            await gone(last)
+            for one in (*stalled, last):
+                one.close()
+            until = time.monotonic() + 60
+            while served.page.connections._alive():  # type: ignore[union-attr]
+                assert time.monotonic() < until, "nothing is left of a connection"
+                await asyncio.sleep(0.05)
+
+    asyncio.run(run())
+
+
+def test_requests_that_are_no_http_are_answered_in_a_few_words_and_logged_nowhere(caplog: pytest.LogCaptureFixture) -> None:
+    async def told(served: Served, said: bytes) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        writer.write(said)
+        heard = await reader.read()
+        writer.close()
+        return heard
+
+    async def run() -> None:
+        async with Served(observed(0), token="secret") as served:
+            for bearer in (b"\xff", b"\xed\xa0\x80", "é".encode()):
+                request = b"GET /status.json HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer " + bearer + b"\r\n\r\n"
+                assert (await told(served, request)).startswith(b"HTTP/1.1 401 "), bearer
+            for nonsense in (b"\0" * 5000, b"GET /\xff HTTP/1.1\r\n\r\n", b"GET / HTTP/1.1\r\nX" + b"x" * 20_000 + b": a\r\n\r\n"):
+                heard = await told(served, nonsense)
+                assert heard.startswith(b"HTTP/1.0 400 "), heard
+                assert heard.endswith(b"\r\n\r\nthis is no HTTP request\n")
+            assert await told(served, b"GET / HTTP/2.0\r\nHost: x\r\n\r\n") == b"", "no answer in a version that is not spoken"
+
+    asyncio.run(run())
+    assert not caplog.records
+
+
+def test_a_page_that_fails_is_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        async with Served(observed(0)) as served, aiohttp.ClientSession() as session:
+            served.following.view = "no view"  # type: ignore[assignment]
+            async with session.get(f"{served.url}/status.json") as answer:
+                assert answer.status == 500
+                assert await answer.text() == "the page failed; the scheduler's log says why\n"
+
+    asyncio.run(run())
+    (record,) = caplog.records
+    assert record.getMessage().startswith("status page: /status.json failed: AttributeError: ")
+    assert record.exc_info is None
+
+
 @pytest.mark.timeout(300)
 def test_a_stopped_worker_is_the_one_that_is_awaited_and_the_page_ends_with_the_scheduler(
     make_job: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
