@@ -26,6 +26,7 @@ import pytest
 from psgc.config import Config
 from psgc.observe.exporter import export
 from psgc.observe.table import member_families
+from psgc.processes.descriptors import raise_limit
 from tests.attacks.mutations import flipped, noise, repeat
 from tests.observe.test_metrics import REPORT
 from tests.observe.test_page import Following, observed
@@ -103,6 +104,7 @@ class Fuzzed:
     """The ports of a scheduler's machine, and all that they say to the log and to stderr."""
 
     def __init__(self) -> None:
+        raise_limit()
         self.answers = self.refusals = self.scrapes = 0
         self.said: list[str] = []
         os.environ["PSGC_FUZZED"] = SECRET
@@ -184,7 +186,9 @@ class Peer:
     def hear(self, within_s: float) -> None:
         """What has been said to it, and what is said in that time."""
         if within_s:
-            select.select([self.socket], [], [], within_s)
+            poll = select.poll()  # select takes no descriptor beyond 1023
+            poll.register(self.socket, select.POLLIN)
+            poll.poll(1e3 * within_s)
         try:
             while more := self.socket.recv(1 << 16):
                 self.heard += more
