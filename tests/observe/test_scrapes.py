@@ -100,7 +100,8 @@ def test_who_asks_or_takes_its_answer_too_slowly_is_closed(monkeypatch: pytest.M
     one.server.close()
 
 
-def test_a_body_that_nobody_reads_does_not_cost_its_sender_the_answer(served: Served) -> None:
+def test_a_body_that_nobody_reads_does_not_cost_its_sender_the_answer(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scrapes, "LINGER_S", 1000.0)
     client = served.client(b"POST / HTTP/1.1\r\nContent-Length: 10000\r\n\r\n" + bytes(5000))
     client.sendall(bytes(5000))
     heard = b""
