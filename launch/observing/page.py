@@ -28,6 +28,7 @@ MOST_FOLLOWERS: Final = 100
 ALIVE_S: Final = 15.0  # an event that says nothing, so that a connection that is gone is noticed
 COOKIE: Final = "psgc_status"
 VERSIONS: Final = (HttpVersion10, HttpVersion11)
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 logger = logging.getLogger("psgc.status")
 
 
@@ -40,7 +41,7 @@ class Page:
         self._followers = 0
         self._asking: asyncio.Task[object] | None = None
         self.connections: Connections | None = None
-        self.app = web.Application(middlewares=[self._guard])
+        self.app = web.Application(middlewares=[self._answer])
         self.app.add_routes([web.get("/", self._page), web.get("/status.json", self._status), web.get("/events", self._events)])
 
     def changed(self) -> None:
@@ -49,7 +50,17 @@ class Page:
         self._changed = asyncio.Event()
 
     @web.middleware
-    async def _guard(self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
+    async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """What fails in here is psgc's fault, and a line of the log; what fails around it is the request's (``_Connection``)."""
+        try:
+            return await self._guarded(request, handler)
+        except (web.HTTPException, ConnectionError):
+            raise
+        except Exception as error:
+            logger.error("status page: %s failed: %s: %s", request.rel_url.raw_path, type(error).__name__, error)
+            return web.Response(status=500, text="the page failed; the scheduler's log says why\n")
+
+    async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         assert self.connections is not None
         self.connections.asks(request.protocol)
         if request.version not in VERSIONS:  # aiohttp would answer in the client's version, which it does not speak
@@ -130,13 +141,10 @@ class _Connection(web.RequestHandler):
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        if status == 500 and not isinstance(exc, ConnectionError):
-            logger.error("status page: %s failed: %s: %s", request.path, type(exc).__name__, exc)
         if request.writer.output_size > 0 or isinstance(exc, ConnectionError):
             raise ConnectionResetError  # there is no other end, or it is in the middle of an answer
-        answer = web.Response(
-            status=status, text="this is no HTTP request\n" if status < 500 else "the page failed; the scheduler's log says why\n"
-        )
+        logger.debug("status page: no request: %s: %s", type(exc).__name__, exc)
+        answer = web.Response(status=400, text="this is no HTTP request\n")
         answer.force_close()
         return answer
 

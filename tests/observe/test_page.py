@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import time
@@ -236,9 +237,10 @@ def test_requests_that_are_no_http_are_answered_in_a_few_words_and_logged_nowher
             for bearer in (b"\xff", b"\xed\xa0\x80", "é".encode()):
                 request = b"GET /status.json HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer " + bearer + b"\r\n\r\n"
                 assert (await told(served, request)).startswith(b"HTTP/1.1 401 "), bearer
-            for nonsense in (b"\0" * 5000, b"GET /\xff HTTP/1.1\r\n\r\n", b"GET / HTTP/1.1\r\nX" + b"x" * 20_000 + b": a\r\n\r\n"):
+            expects = b"GET /x HTTP/1.1\r\nConnection: close\r\nExpect: 100\xadcontinue\r\n\r\n"  # aiohttp cannot say that it does not
+            for nonsense in (expects, b"\0" * 5000, b"GET /\xff HTTP/1.1\r\n\r\n", b"GET / HTTP/1.1\r\nX" + b"x" * 20_000 + b": a\r\n\r\n"):
                 heard = await told(served, nonsense)
-                assert heard.startswith(b"HTTP/1.0 400 "), heard
+                assert re.match(rb"HTTP/1\.[01] 400 ", heard), heard
                 assert heard.endswith(b"\r\n\r\nthis is no HTTP request\n")
             assert await told(served, b"GET / HTTP/2.0\r\nHost: x\r\n\r\n") == b"", "no answer in a version that is not spoken"
 
