@@ -11,7 +11,7 @@ import pytest
 from psgc.config import Config
 from psgc.processes.cores import cores_of_node, usable_cores
 from psgc.torch.auto.measuring import Measuring
-from psgc.worker.cluster import pool_threads
+from psgc.worker.threads import pool_threads
 
 PARENT = os.getppid()
 

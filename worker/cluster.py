@@ -21,9 +21,7 @@ from psgc.layout.backup import check_backup
 from psgc.layout.byteps_hash import HashPlacement
 from psgc.observe.figures import Figures
 from psgc.observe.lately import Shares
-from psgc.processes.cores import cores_of_node, usable_cores
 from psgc.processes.descriptors import raise_limit
-from psgc.processes.pool import threads_of
 from psgc.program.groups import Groups
 from psgc.program.ranks import Ranks
 from psgc.transport.security import encryption
@@ -36,8 +34,9 @@ from psgc.worker.published import check_value
 from psgc.worker.residuals.memory import own_memory, questions, take_answers, take_up
 from psgc.worker.residuals.residual import LayoutMemory
 from psgc.worker.residuals.transfers import Transfer
-from psgc.worker.session import ROOT_OF, BucketBuffer, Handover, Progress, Ticket
+from psgc.worker.session import OF_BROADCASTS, BucketBuffer, Handover, Progress, Ticket
 from psgc.worker.submission import Submission
+from psgc.worker.threads import pool_threads
 
 logger = logging.getLogger(__name__)
 LAST_WORDS_S: Final = 3.0  # limit on telling the scheduler why this rank could not join
@@ -223,7 +222,9 @@ class ClusterSession(SessionWithOutcome):
 
     @property
     def synchronised(self) -> bool:
-        return any(declaration.kind != "broadcast" and not name.startswith(ROOT_OF) for name, (declaration, _) in list(self._names.items()))
+        return any(
+            declaration.kind != "broadcast" and not name.startswith(OF_BROADCASTS) for name, (declaration, _) in list(self._names.items())
+        )
 
     def fail(self, text: str) -> None:
         if not self.outcome.closed:
@@ -386,11 +387,6 @@ class ClusterSession(SessionWithOutcome):
         if self.config.hashed:
             HashPlacement.parse(self.config.hashed).check(self.config.servers, self.config.nodes)
         return replace(declaration, seed=seed, hashed=self.config.hashed)
-
-
-def pool_threads(config: Config) -> int:
-    """How many threads encode and decode: this worker's share of the node's cores, and no more than it may run on."""
-    return config.cpu_threads or min(usable_cores(), threads_of(cores_of_node(bool(config.launcher)), config.local_size))
 
 
 SESSION: Final = ClusterSession  # of the row in psgc/wire/carriers.py

@@ -37,6 +37,10 @@ class PartSession(Session):
         self._given: dict[str, tuple[Declaration, Declaration]] = {}  # as given, and as the job knows it
 
     @property
+    def between_nodes(self) -> bool:
+        return len({self._job.ranks.node_of[rank] for rank in self.members}) > 1
+
+    @property
     def whole(self) -> Session:
         return self._job
 

@@ -25,7 +25,10 @@ from psgc.worker.device import DeviceBucket
 from psgc.worker.residuals.residual import LayoutMemory
 from psgc.worker.rest import Rest
 
-ROOT_OF: Final = "root of "  # begins the names by which ranks agree on broadcasts' roots: they synchronise nothing of the script's
+# What begins the names by which ranks agree on broadcasts: on their roots, and on which tensors differ. They synchronise nothing of the script's.
+ROOT_OF: Final = "root of "
+DIGESTS_OF: Final = "digests of "
+OF_BROADCASTS: Final = (ROOT_OF, DIGESTS_OF)
 RAISED: Final = 2  # of ``previous_skipped``, which is else a bool
 
 
@@ -111,6 +114,11 @@ class Session(ABC):
     def local_size(self) -> int:
         """Workers of its node."""
         return self.ranks.node_sizes[self.ranks.node_of[self.rank]]
+
+    @property
+    def between_nodes(self) -> bool:
+        """Whether its ranks are on more than one node."""
+        return self.ranks.nodes > 1
 
     @property
     def whole(self) -> Session:

@@ -249,10 +249,10 @@ class FakeSession(Session):
 
 
 class Ranks:
-    """Runs a function as every rank of a fake job, each in its own thread, with its session as the current one."""
+    """Runs a function as every rank of a fake job, each in its own thread, with its session as the current one. apart: each is on a node of its own."""
 
     def __init__(self, own: threading.local) -> None:
-        self._own = own
+        self._own, self.apart = own, False
         self.sessions: list[FakeSession] = []
 
     def run(self, size: int, work: Callable[[int], Any], **config: Any) -> list[Any]:
@@ -260,6 +260,8 @@ class Ranks:
         torch.zeros(1)  # what torch sets up on first use is no thread's business
         job = FakeJob(size, Config(**config))
         self.sessions = [FakeSession(job, rank) for rank in range(size)]
+        for session in self.sessions if self.apart else ():
+            session.ranks = program_ranks.Ranks((1,) * size)
         results: list[Any] = [None] * size
         errors: list[BaseException] = []
 
@@ -291,6 +293,12 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Ranks:
     own = threading.local()
     monkeypatch.setattr(api, "current_session", lambda: own.session)
     return Ranks(own)
+
+
+@pytest.fixture
+def ranks_apart(ranks: Ranks) -> Ranks:
+    ranks.apart = True
+    return ranks
 
 
 @pytest.fixture

@@ -113,7 +113,7 @@ class DistributedDataParallel(torch.nn.Module):
         if gradients is not None and self.broadcast_buffers and self.training and not gradients.backwards.held:
             buffers = self._buffers_to_send()
             if buffers:
-                broadcast_tensors(list(buffers.items()), 0, f"{self._prefix}.buffers.")
+                broadcast_tensors(list(buffers.items()), 0, f"{self._prefix}.buffers.", compare=False)
         return self.module(*inputs, **kwargs)
 
     def _buffers_to_send(self) -> dict[str, torch.Tensor]:

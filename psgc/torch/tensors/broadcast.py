@@ -1,6 +1,7 @@
 """Broadcasts from one rank to all: parameters, optimizer state, objects. The root's bytes are copied, nothing is summed.
 
-Owns the layouts that broadcasts use again and again, so that memory stays bounded however often they are called.
+Between nodes, parameters and states travel only where ranks differ (``digests.py``). Owns the layouts that broadcasts use again and again, so that memory stays
+bounded however often they are called.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from psgc.torch.tensors import plain
 from psgc.torch.tensors.apart import put_tensors, take_tensors
 from psgc.torch.tensors.buffers import TensorsBuffer
 from psgc.torch.tensors.declaring import declaration, spec_of
+from psgc.torch.tensors.digests import ComparedTensors
 from psgc.torch.tensors.rank_table import RankTable
 from psgc.torch.tensors.sent import TensorExchange
 from psgc.worker.session import ROOT_OF, Session
@@ -36,13 +38,14 @@ _PICKLED: Final = b"\1"
 _REFUSED: Final = b"\2"  # why the object is not sent follows, as text
 INSTEAD: Final = "psgc.torch.Elastic gives all ranks rank 0's parameters and optimizer state; leave this call out"
 BEGINNING_BYTES: Final = HEAD_BYTES - _LENGTH.size
+MOST_LAYOUTS: Final = 16  # of some of a set's tensors, where the others are alike on all ranks
 
 _calls: WeakKeyDictionary[Session, Counter[str]] = WeakKeyDictionary()  # by call and name
 _known: WeakKeyDictionary[Session, dict[str, list[Any]]] = WeakKeyDictionary()  # see ``_number``
 
 
 def broadcast_parameters(params: NamedTensors, root_rank: int = 0, prefix: str = "Parameter.") -> None:
-    """Overwrite every tensor with the root's.
+    """Overwrite every tensor with the root's. Between nodes only those travel that are not the same on all ranks, bit for bit.
 
     params: a ``state_dict()``, ``named_parameters()``, or any mapping or pairs of names and tensors, the same on every rank. None
     values are ignored. Raises UsageError for a value that is no tensor, LayoutMismatch if ranks differ, naming the first tensor.
@@ -77,14 +80,26 @@ def broadcast_optimizer_state(
 
 
 def _broadcast_optimizer(session: Session, optimizer: torch.optim.Optimizer, root_rank: int, prefix: str, allow_pickle: bool) -> None:
-    tensors: list[torch.Tensor] = []
-    skeleton: Any = take_tensors(optimizer.state_dict(), tensors) if session.rank == root_rank else None
-    skeleton = _broadcast_object(session, skeleton, root_rank, f"{prefix}optimizer", allow_pickle)
-    state = put_tensors(skeleton, tensors) if session.rank != root_rank else None
+    own: list[torch.Tensor] = []
+    skeleton: Any = take_tensors(optimizer.state_dict(), own)
+    skeleton = _broadcast_object(session, skeleton if session.rank == root_rank else None, root_rank, f"{prefix}optimizer", allow_pickle)
+    tensors, state = own, None
+    if session.rank != root_rank:
+        tensors = []
+        state = put_tensors(skeleton, tensors)
+        if _compares(session):
+            _fill(tensors, own)
     named = [(f"state.{index}", tensor) for index, tensor in enumerate(tensors)]
     broadcast_tensors(named, root_rank, f"{prefix}optimizer.")
     if state is not None:
         optimizer.load_state_dict(state)
+
+
+def _fill(tensors: Sequence[torch.Tensor], own: Sequence[torch.Tensor]) -> None:
+    """Begin with what this rank has in the same places, which need not travel if the root has the same."""
+    for tensor, mine in zip(tensors, own, strict=False):
+        if tensor.shape == mine.shape and tensor.dtype == mine.dtype:
+            tensor.copy_(mine)
 
 
 def broadcast_from_root(model: torch.nn.Module, optimizer: torch.optim.Optimizer, prefix: str) -> None:
@@ -172,15 +187,42 @@ def _checked_root(root_rank: int) -> Session:
     return session
 
 
-def broadcast_tensors(named: Sequence[tuple[str, torch.Tensor]], root_rank: int, prefix: str) -> None:
-    """As ``broadcast_parameters``, where all ranks are known to name the same root."""
+def broadcast_tensors(named: Sequence[tuple[str, torch.Tensor]], root_rank: int, prefix: str, *, compare: bool = True) -> None:
+    """As ``broadcast_parameters``, where all ranks are known to name the same root. compare: False, on every rank, for what nearly always differs."""
     session = _checked_root(root_rank)
     if not named:
         return
     tensors = [t.detach() for _, t in named]
     specs = tuple(spec_of(tensor, name, f"broadcast of {name!r}") for (name, _), tensor in zip(named, tensors, strict=True))
-    wanted = f"broadcast.{prefix}{_number(session, f'tensors {prefix}', (specs, root_rank))}"
-    TensorExchange(session, _declaration(session, wanted, specs, root_rank)).run(tensors, skip=session.rank != root_rank)
+    whole = _declaration(session, f"broadcast.{prefix}{_number(session, f'tensors {prefix}', (specs, root_rank))}", specs, root_rank)
+    travel: Sequence[int] = range(len(tensors))
+    if compare and _compares(session):
+        whole, travel = _differing(session, whole, tensors)
+    if travel:
+        TensorExchange(session, whole).run([tensors[index] for index in travel], skip=session.rank != root_rank)
+
+
+def _differing(session: Session, whole: Declaration, tensors: Sequence[torch.Tensor]) -> tuple[Declaration, Sequence[int]]:
+    """What is to be sent, the same on every rank: those of the tensors that differ between ranks, and their indices. All of them, where some differ and that
+    would be one layout too many."""
+    compared = ComparedTensors(session, whole.name, whole.tensors)
+    compared.tell(tensors)
+    session.declare(whole)  # while the digests travel; ranks that have other tensors are refused here
+    differ = compared.differing()
+    if len(differ) in (0, len(tensors)):
+        return whole, differ
+    few, name = tuple(whole.tensors[index] for index in differ), f"some of {whole.name}"
+    known = _known[session].get(name, [])
+    if few not in known and len(known) == MOST_LAYOUTS:
+        return whole, range(len(tensors))
+    return _declaration(session, f"{name} {_number(session, name, few)}", few, whole.root), differ
+
+
+def _compares(session: Session) -> bool:
+    """Whether ranks compare digests first, the same on all of them. On one node they do not: sending through shared memory costs less than digesting. Nor
+    where a process may take a dead one's place, since it may begin with other tensors than the one whose digests were heard. Nor over BytePS's wire, whose
+    tensors are numbered."""
+    return session.between_nodes and session.config.wire == "psgc" and session.config.on_worker_loss == "stop"
 
 
 def _declaration(session: Session, name: str, specs: tuple[TensorSpec, ...], root_rank: int) -> Declaration:
