@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -274,15 +275,18 @@ class Roster:
     def has_all_but_standbys(self) -> bool:
         if len(self._server_members) < self.servers or len(self._present) < self.nodes:
             return False
-        return len(self._workers) == sum(next(iter(node.values())).register.local_size for node in self._present.values())
+        return len(self._workers) == sum(map(self._size_of, self._present))
 
     def missing(self) -> str:
-        """The members that have not registered yet. Of many, the first few are named: every member is told, again and again."""
-        missing = self._missing()
-        more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
-        return ", ".join(missing[:NAMED]) + more
+        """The members that have not registered yet. Of many, the first few are named: every member is told, again and again. The others are counted without
+        being listed: a worker may have said that its node has any number."""
+        processes = self._missing_processes()
+        ranks = sum(self._size_of(node) - len(present) for node, present in self._present.items())
+        missing = len(processes) + self.nodes - len(self._present) + ranks
+        more = f" and {missing - NAMED} more" if missing > NAMED else ""
+        return ", ".join(itertools.islice(itertools.chain(processes, self._missing_workers()), NAMED)) + more
 
-    def _missing(self) -> list[str]:
+    def _missing_processes(self) -> list[str]:
         """Servers come first, because everyone waits for them."""
         missing = []
         servers = self.servers - len(self.server_members())
@@ -290,14 +294,18 @@ class Roster:
             missing.append(f"{servers} of {self.servers} server(s)")
         if self.replicas and (standbys := self.servers - len(self._standbys)):
             missing.append(f"{standbys} of {self.servers} standby process(es) (PSGC_REPLICAS=1)")
-        for node in range(self.nodes):
-            present = self._present.get(node)
-            if present is None:
-                missing.append(f"node {node} (DMLC_WORKER_ID={node})")
-            else:
-                size = next(iter(present.values())).register.local_size
-                missing += [f"local rank {i} of node {node}" for i in range(size) if i not in present]
         return missing
+
+    def _missing_workers(self) -> Iterator[str]:
+        for node in range(self.nodes):
+            if (present := self._present.get(node)) is None:
+                yield f"node {node} (DMLC_WORKER_ID={node})"
+            else:
+                yield from (f"local rank {i} of node {node}" for i in range(self._size_of(node)) if i not in present)
+
+    def _size_of(self, node: int) -> int:
+        """As its workers have said, who agree on it."""
+        return next(iter(self._present[node].values())).register.local_size
 
     def number(self, epoch: int) -> int:
         """Give everyone a rank: workers by node and local rank; servers keep the index they came with, the others fill the gaps

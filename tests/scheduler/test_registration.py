@@ -182,6 +182,17 @@ def test_of_a_thousand_missing_members_the_first_are_named_and_the_others_counte
     assert len(text) < 500
 
 
+def test_members_that_are_missing_are_counted_however_many_a_worker_has_announced() -> None:
+    """They were once listed, which took all memory of the scheduler's machine."""
+    job = Job(nodes=2)
+    job.join("w0", register(node=1, local_rank=2, local_size=1 << 63))
+    job.hear_everyone()
+    text = logged(job.tick(SILENCE_S))
+    assert "node 0 (DMLC_WORKER_ID=0), local rank 0 of node 1, local rank 1 of node 1, local rank 3 of node 1" in text
+    assert f" and {(1 << 63) + 1 - 8} more to register" in text
+    assert len(text) < 600
+
+
 def test_who_is_missing_under_a_launcher_that_has_started_everyone_is_named_only_after_a_minute() -> None:
     job = Job(nodes=1, launched=True)
     job.join("s0", register("server"))
