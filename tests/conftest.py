@@ -143,7 +143,7 @@ class Job:
             "stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "start_new_session": True,
         }  # fmt: skip
         popen: subprocess.Popen[str]
-        if command[0] == sys.executable and not any(fixed_by_imports(variable) for variable in {**self.env, **env}):
+        if command[0] == sys.executable and not fixed_by_imports({**self.env, **env}):
             if full["PSGC_TOKEN"] and full["PSGC_JOB"].isdigit():
                 full[DERIVED] = _derived(full["PSGC_JOB"], full["PSGC_TOKEN"])
             popen = Preloaded(command[1:], full, **options)

@@ -2,14 +2,15 @@
 
 Four fifths of a short job's time would go into imports. Each process still has a pid, an environment, a session and files of its own; only
 what lies before the script's first line is shared. The Python processes that it starts in turn, as a launcher does, are forked from it in
-the same manner (`Forking`): same parent, same process group, same signals, without the exec. What a fresh interpreter does is the business
-of tests that start one.
+the same manner (`Forking`): same parent, same process group, same signals, without the exec. Others see its command line and environment in
+/proc, as if they had been exec's. What a fresh interpreter does is the business of tests that start one.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import gc
 import io
 import multiprocessing
@@ -44,6 +45,8 @@ IMPORTED = (
     "tests.preloaded",
 )  # fmt: skip
 FIXED_BY_IMPORTS = ("NUMBA_", "OMP_", "PYTHON", "XDG_")  # settings that are read when a library is imported
+AS_IMPORTED = {"OMP_NUM_THREADS": "1"}  # with which the server imports
+ROOM = {"TESTS_ROOM": "." * (16 << 10)}  # of the server's own environment, in whose place that of a process is shown
 TETHER = "psgc/launch/supervision/tether.py"
 DERIVED = "TESTS_DERIVED_ROOT"  # of a job's keys: its number, what is derived, and its token
 _Popen = subprocess.Popen
@@ -61,9 +64,9 @@ def _know_keys(derived: str) -> None:
     curve.root_of = lambda *asked: bytes.fromhex(root) if asked == (int(job), token) else derive(*asked)
 
 
-def fixed_by_imports(variable: str) -> bool:
-    """Whether a process with this setting has to import everything itself."""
-    return variable.startswith(FIXED_BY_IMPORTS) and variable != "PYTHONPATH"
+def fixed_by_imports(env: Mapping[str, str]) -> bool:
+    """Whether a process with these settings has to import everything itself."""
+    return any(name.startswith(FIXED_BY_IMPORTS) and name != "PYTHONPATH" and AS_IMPORTED.get(name) != value for name, value in env.items())
 
 
 class Preloaded(_Popen[str]):
@@ -85,7 +88,7 @@ class Preloaded(_Popen[str]):
         files = [multiprocessing.connection.Connection(os.dup(fd)) for fd in given]
         start_new_session = rest[5]  # after restore_signals, gid, gids, uid and umask
         process = context.Process(target=_run, args=(args[1:], dict(env), cwd, files, start_new_session), daemon=False)
-        with _threads_of_one():
+        with _environment_of_the_server():
             process.start()
         for file in files:
             file.close()
@@ -129,9 +132,11 @@ class Preloaded(_Popen[str]):
             self._said[stream] = stream.read()
 
 
-def run_preloaded(*command: str, env: Mapping[str, str], timeout: float | None = None) -> subprocess.CompletedProcess[str]:
+def run_preloaded(
+    *command: str, env: Mapping[str, str], cwd: str | None = None, timeout: float | None = None
+) -> subprocess.CompletedProcess[str]:
     """``subprocess.run`` of ``python COMMAND...``: what it said on stdout and on stderr, and its status."""
-    with Preloaded(command, env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with Preloaded(command, env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         try:
             out, err = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
@@ -140,16 +145,23 @@ def run_preloaded(*command: str, env: Mapping[str, str], timeout: float | None =
     return subprocess.CompletedProcess(list(command), process.returncode, out, err)
 
 
+def popen_preloaded(command: Sequence[str], *, env: Mapping[str, str] | None = None, text: bool = True, **options: Any) -> Preloaded:
+    """``subprocess.Popen``, for a module under test that starts this Python's commands by it."""
+    assert command[0] == sys.executable and text
+    return Preloaded(command[1:], os.environ if env is None else env, stdin=subprocess.DEVNULL, **options)
+
+
 @contextlib.contextmanager
-def _threads_of_one() -> Iterator[None]:
+def _environment_of_the_server() -> Iterator[None]:
     """The server takes its environment from here when the first process starts it."""
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = "1"
+    before = {name: os.environ.get(name) for name in (*AS_IMPORTED, *ROOM)}
+    os.environ.update(AS_IMPORTED | ROOM)
     yield
-    if before is None:
-        del os.environ["OMP_NUM_THREADS"]
-    else:
-        os.environ["OMP_NUM_THREADS"] = before
+    for name, value in before.items():
+        if value is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = value
 
 
 class Forking(_Popen[Any]):
@@ -196,8 +208,13 @@ def _can_be_forked(args: list[str], env: Mapping[str, str]) -> bool:
 
 
 def _is_script(command: Sequence[str]) -> bool:
-    """Whether it has no options of the interpreter."""
+    """Whether it has no options of the interpreter but -u."""
+    command = _without_u(command)
     return bool(command) and (command[0] in ("-m", "-c") or not command[0].startswith("-"))
+
+
+def _without_u(command: Sequence[str]) -> Sequence[str]:
+    return command[1:] if list(command[:1]) == ["-u"] else command
 
 
 class _Exec(BaseException):
@@ -265,7 +282,9 @@ def _run(
     if len(files) > 3:
         Forking.mark = os.dup(files[3].fileno())
         files[3].close()
-    subprocess.Popen = Forking  # type: ignore[misc]
+    for module in list(sys.modules.values()):
+        if vars(module).get("Popen") is _Popen:  # subprocess, and what has it from there, as torchrun's agent
+            module.Popen = Forking  # type: ignore[attr-defined]
     _become(command, env, cwd)
 
 
@@ -279,14 +298,15 @@ def _become(command: Sequence[str], env: Mapping[str, str], cwd: str | None) -> 
         signal.signal(number, signal.SIG_IGN)
     if cwd is not None:
         os.chdir(cwd)
-    unbuffered = bool(env.get("PYTHONUNBUFFERED"))
+    unbuffered = bool(env.get("PYTHONUNBUFFERED")) or command[0] == "-u"
     sys.stdin = sys.__stdin__ = open(0, closefd=False)  # type: ignore[misc]  # noqa: SIM115
     sys.stdout = sys.__stdout__ = _text(1, unbuffered)  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = _text(2, True)  # type: ignore[misc]
     os.environ.clear()
     os.environ.update(env)
+    _show_in_proc(command, env)
     sys.path[:0] = [folder for folder in env.get("PYTHONPATH", "").split(os.pathsep) if folder and folder not in sys.path]
-    status = _status_of(command)
+    status = _status_of(_without_u(command))
     threading._shutdown()  # type: ignore[attr-defined]  # as an interpreter ends: other threads, then what is registered, then the streams
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
@@ -296,6 +316,23 @@ def _become(command: Sequence[str], env: Mapping[str, str], cwd: str | None) -> 
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     os._exit(status)
+
+
+def _show_in_proc(command: Sequence[str], env: Mapping[str, str]) -> None:
+    """Have /proc/PID/cmdline and /proc/PID/environ show these: psgc and its tests find a job's processes by them.
+
+    They show memory of the process, which the server's own arguments and environment have filled; nothing reads it any more.
+    """
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()  # from the third on
+    arguments, environment = (slice(int(start), int(end)) for start, end in (fields[45:47], fields[47:49]))
+    variables = [f"{name}={value}" for name, value in env.items()]
+    for place, texts in ((arguments, [sys.executable, *command]), (environment, variables)):
+        size = place.stop - place.start
+        shown = "".join(f"{text}\0" for text in texts).encode(errors="surrogateescape")
+        if place is arguments:
+            shown = shown[: size - 1]
+        assert len(shown) <= size, f"an environment of {len(shown)} bytes does not fit into {size}"
+        ctypes.memmove(place.start, shown.ljust(size, b"\0"), size)
 
 
 def _text(fd: int, unbuffered: bool) -> io.TextIOWrapper:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.benchmark_scripts import load
-from tests.preloaded import Preloaded
+from tests.preloaded import popen_preloaded
 
 bench = load("auto")
 SAID = """
@@ -37,8 +35,8 @@ def test_what_measuring_costs_is_measured() -> None:
 @pytest.mark.timeout(300)
 def test_a_job_is_clocked_by_what_auto_takes_of_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
-        assert command[0] == sys.executable and not options.pop("check") and options.pop("text")
-        with Preloaded(command[1:], dict(os.environ), stdin=subprocess.DEVNULL, **options) as process:
+        assert not options.pop("check")
+        with popen_preloaded(command, **options) as process:
             out, _ = process.communicate()
         return subprocess.CompletedProcess(command, process.returncode, out)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +34,24 @@ def models(monkeypatch: pytest.MonkeyPatch) -> Any:
     sys.modules.pop("models", None)
 
 
-def train(script: str, **env: str) -> list[dict[str, Any]]:
-    """What the two ranks measured in one step."""
-    every = {**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1", **env}
-    done = run_over_gloo([str(FOLDER / script), "--steps", "1", "--json"], every, timeout=WAIT_S)
+@pytest.fixture
+def train(tmp_path: Path) -> Callable[..., list[dict[str, Any]]]:
+    """Runs a script's command: what the two ranks measured in one step."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")  # it says what it would run
+    python.chmod(0o755)
+
+    def run(script: str, **env: str) -> list[dict[str, Any]]:
+        every = {**os.environ, "PYTHON": str(python), **env}
+        command = [str(FOLDER / script), "--steps", "1", "--json"]
+        told = subprocess.run(command, env=every, capture_output=True, text=True, check=True).stdout.splitlines()
+        return measured([sys.executable if word == str(python) else word for word in told], every)
+
+    return run
+
+
+def measured(command: list[str], env: dict[str, str]) -> list[dict[str, Any]]:
+    done = run_over_gloo(command, env, timeout=WAIT_S)
     assert done.returncode == 0, done.stdout + done.stderr
     found = [json.loads(line[line.index("{") :]) for line in done.stdout.splitlines() if '{"rank"' in line]
     return sorted(found, key=lambda each: each["rank"])
@@ -58,7 +74,7 @@ def test_the_full_model_has_the_tensors_of_the_papers(models: Any, model: str) -
 @pytest.mark.parametrize(
     "model", [model if model in ("lstm", "gpt2") else pytest.param(model, marks=pytest.mark.long) for model in MODELS]
 )  # a job each way for each model: two of six for every change
-def test_a_step_by_psgc_without_a_codec_is_ddps(model: str) -> None:
+def test_a_step_by_psgc_without_a_codec_is_ddps(train: Callable[..., list[dict[str, Any]]], model: str) -> None:
     baseline = train(f"{model}/run_baseline.sh")
     ours = train(f"{model}/run_psgc.sh", CODEC="none")
     assert [each["rank"] for each in baseline] == [each["rank"] for each in ours] == [0, 1]
@@ -71,7 +87,7 @@ def test_a_step_by_psgc_without_a_codec_is_ddps(model: str) -> None:
         assert a["weights"] == pytest.approx(b["weights"], rel=1e-6)
 
 
-def test_the_papers_codec_is_the_default() -> None:
+def test_the_papers_codec_is_the_default(train: Callable[..., list[dict[str, Any]]]) -> None:
     (rank, _) = train("vgg16/run_psgc.sh")
     assert 0 < rank["wire_bytes"] < 4 * rank["parameters"], "1 % of the values, both ways"
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from tests.benchmark_scripts import FOLDER, load
+from tests.preloaded import popen_preloaded
 
 
 def test_unknown_systems_and_faults_are_named_in_a_line() -> None:
@@ -25,8 +27,11 @@ def test_unknown_systems_and_faults_are_named_in_a_line() -> None:
 
 
 @pytest.mark.parametrize(("system", "again"), [("psgc wait", (0, 2)), pytest.param("psgc stop", (2, 60), marks=pytest.mark.long)])
-def test_a_killed_worker_costs_a_step_or_those_since_the_checkpoint_and_no_contribution(system: str, again: tuple[int, int]) -> None:
+def test_a_killed_worker_costs_a_step_or_those_since_the_checkpoint_and_no_contribution(
+    monkeypatch: pytest.MonkeyPatch, system: str, again: tuple[int, int]
+) -> None:
     faults = load("faults")
+    monkeypatch.setattr(faults, "subprocess", SimpleNamespace(Popen=popen_preloaded, TimeoutExpired=subprocess.TimeoutExpired))
     row, (killed,) = faults.measure(system, "kill worker", 60)
     _, (plain,) = faults.measure(system, "", 60)
     assert killed == plain

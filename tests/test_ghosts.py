@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,13 @@ import pytest
 
 from psgc.wire.frames import Header, Kind
 from tests.benchmark_scripts import FOLDER, load
+from tests.preloaded import run_preloaded
 
 WAIT_S = 240
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(FOLDER / "ghosts.py"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    return run_preloaded(str(FOLDER / "ghosts.py"), *arguments, env=os.environ, timeout=WAIT_S)
 
 
 @pytest.mark.parametrize(("codec", "servers"), [("none", "1"), pytest.param("onebit", "2", marks=pytest.mark.long)])

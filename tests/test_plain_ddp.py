@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from pathlib import Path
 
 from tests.over_gloo import run_over_gloo
@@ -17,8 +16,8 @@ LINE = "    psgc.ddp_hook().install()  # the one line: before the model is wrapp
 def losses(script: Path) -> list[str]:
     """What torchrun's two workers print."""
     env = {name: text for name, text in os.environ.items() if not name.startswith(("PSGC_", "DMLC_", "BYTEPS_"))}
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port()), str(script)]
-    done = run_over_gloo(command, {**env, "OMP_NUM_THREADS": "1"}, cwd=str(ROOT))
+    command = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port()), str(script)]
+    done = run_over_gloo(command, env, cwd=str(ROOT))
     assert done.returncode == 0, done.stderr
     return sorted(re.findall(r"rank \d: losses \[[^\]]*\]", done.stdout))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from itertools import pairwise
@@ -10,6 +11,7 @@ from itertools import pairwise
 import pytest
 
 from tests.benchmark_scripts import FOLDER, load
+from tests.preloaded import run_preloaded
 
 
 def test_the_model_waits_for_the_slowest_without_backup_and_never_beats_the_bound() -> None:
@@ -36,8 +38,9 @@ def test_a_rank_that_is_always_slower_is_waited_for_whatever_the_rule() -> None:
 
 
 def test_without_a_job_there_are_no_figures_of_one() -> None:
-    command = [sys.executable, str(FOLDER / "stragglers.py"), "--rounds", "0", "--steps", "20"]
-    found = subprocess.run([*command, "--json"], check=True, capture_output=True, text=True, timeout=240)
+    command = [str(FOLDER / "stragglers.py"), "--rounds", "0", "--steps", "20"]
+    found = run_preloaded(*command, "--json", env=os.environ, timeout=240)
+    assert found.returncode == 0, found.stderr
 
     def refuse(constant: str) -> None:
         pytest.fail(f"{constant} is no JSON: {found.stdout}")
@@ -45,7 +48,8 @@ def test_without_a_job_there_are_no_figures_of_one() -> None:
     rows = json.loads(found.stdout, parse_constant=refuse)["rows"]
     assert [(row["step_ms"], row["loss"], row["accuracy"]) for row in rows] == [(None, None, None)] * 3
     assert all(row["model_ms"] > 0 for row in rows)
-    assert "nan" not in subprocess.run(command, check=True, capture_output=True, text=True, timeout=240).stdout
+    table = run_preloaded(*command, env=os.environ, timeout=240)
+    assert table.returncode == 0 and table.stdout and "nan" not in table.stdout, table.stderr
 
 
 @pytest.mark.long

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from psgc.transport.security.handshake import CHALLENGE
 from tests.attacks import strangers
 from tests.attacks.mutations import resident
 from tests.ports import free_port
+from tests.preloaded import run_preloaded
 
 GROWTH_BYTES = 24 << 20  # of the server under attack; early frames were once taken by the gigabyte
 
@@ -98,9 +100,6 @@ def test_ten_thousand_connections_keep_no_worker_out_and_fill_no_log(make_job: C
 
 
 def test_a_job_of_psgc_run_listens_on_loopback_alone(tmp_path: Path) -> None:
-    import subprocess
-    import sys
-
     script = tmp_path / "listeners.py"
     script.write_text(
         "import os, re, subprocess, sys, time\n"
@@ -125,8 +124,8 @@ def test_a_job_of_psgc_run_listens_on_loopback_alone(tmp_path: Path) -> None:
     )
     env = {k: v for k, v in os.environ.items() if not k.startswith(("DMLC_", "PSGC_", "BYTEPS_"))}
     env["PSGC_TOKEN"] = secrets.token_hex(8)
-    command = [sys.executable, "-m", "psgc.launch", "run", "--workers", "1", "--no-prefix", "--", sys.executable, str(script)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
+    command = ["-m", "psgc.launch", "run", "--workers", "1", "--no-prefix", "--", sys.executable, str(script)]
+    done = run_preloaded(*command, env=env, timeout=300)
     assert done.returncode == 0, done.stderr
     addresses = re.findall(r"LISTENS (\w+)", done.stdout)
     assert len(addresses) >= 2, done.stdout  # the scheduler and the server

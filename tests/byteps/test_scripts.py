@@ -142,7 +142,7 @@ def test_a_test_suite_whose_tests_each_have_a_job_in_one_process(launched: Launc
     bpslaunch.chmod(0o755)
     env = found_as_byteps(os.environ) | {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "DMLC_PS_ROOT_PORT": str(free_port())}
     status, out, err = launched.end(
-        launched.python(str(SCRIPTS / "fixture.py"), *(f"-k{test}" for test in tests), **env, PSGC_SILENCE_S="60")
+        launched.preloaded(str(SCRIPTS / "fixture.py"), *(f"-k{test}" for test in tests), **env, PSGC_SILENCE_S="60")
     )
     assert status == 0 and out.splitlines() == ["bps shutdown"] * (len(tests) or 3) and f"Ran {len(tests) or 3} tests" in err, err
 

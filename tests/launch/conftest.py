@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 import pytest
 
@@ -51,13 +51,12 @@ class Launched:
             stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
 
-    def preloaded(self, *arguments: str, **env: str) -> subprocess.Popen[str]:
-        """The same, forked from a process that has imported everything, as are the Python processes that it starts."""
-        if any(map(fixed_by_imports, env)):
+    def preloaded(self, *arguments: str, output: IO[str] | int = subprocess.PIPE, **env: str) -> subprocess.Popen[str]:
+        """The same, forked from a process that has imported everything, as are the Python processes that it starts. output: stdout and stderr."""
+        if fixed_by_imports(env):
+            assert output == subprocess.PIPE
             return self.python(*arguments, **env)
-        return Preloaded(
-            arguments, {**self.env, **env}, self.pipe[1], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
+        return Preloaded(arguments, {**self.env, **env}, self.pipe[1], stdin=subprocess.DEVNULL, stdout=output, stderr=output)
 
     def psgc(self, *arguments: str, **env: str) -> subprocess.Popen[str]:
         return self.preloaded("-m", "psgc.launch", *arguments, **env)

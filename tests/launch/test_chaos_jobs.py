@@ -16,7 +16,7 @@ JOB = [sys.executable, str(Path(__file__).parent.parent / "jobs" / "lost_server.
 
 
 def chaos(launched: Launched, *arguments: str, job: list[str], run: tuple[str, ...] = (), **env: str) -> tuple[int, dict[str, Any], str]:
-    popen = launched.python(
+    popen = launched.preloaded(
         "-m", "psgc.launch", "chaos", "--json", *arguments, "--", sys.executable, "-m", "psgc.launch", "run", *run, "--", *job, **env
     )
     status, out, err = launched.end(popen)
@@ -98,12 +98,12 @@ def test_what_is_no_job_to_check_is_wrong_usage(launched: Launched) -> None:
         (("--result", "(", "--", "true"), "no regular expression"),
         ((), "no job given"),
     ):
-        popen = launched.python("-m", "psgc.launch", "chaos", *arguments)
+        popen = launched.preloaded("-m", "psgc.launch", "chaos", *arguments)
         status, _, err = launched.end(popen)
         assert (status, words in err) == (2, True), err
 
 
 def test_the_schedule_alone_is_printed_on_request(launched: Launched) -> None:
-    status, out, _ = launched.end(launched.python("-m", "psgc.launch", "chaos", "--schedule", "--seed", "7", "--events", "3"))
+    status, out, _ = launched.end(launched.preloaded("-m", "psgc.launch", "chaos", "--schedule", "--seed", "7", "--events", "3"))
     assert status == 0
     assert [line.partition(":")[0] for line in out.splitlines()] == ["event 0", "event 1", "event 2"]

@@ -10,7 +10,6 @@ import os
 import random
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -44,14 +43,10 @@ class Hosts:
         self.agents = []
         for host, log in enumerate(self.logs):
             with log.open("w") as out:
-                torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(hosts), "--nproc-per-node", str(workers), *found]
+                torchrun = ["-m", "torch.distributed.run", "--nnodes", str(hosts), "--nproc-per-node", str(workers), *found]
                 if rendezvous == "static":
                     torchrun += ["--node-rank", str(host)]
-                self.agents.append(
-                    subprocess.Popen(
-                        [*torchrun, *command], env={**launched.env, **OWN, **env}, stdin=subprocess.DEVNULL, stdout=out, stderr=out
-                    )
-                )
+                self.agents.append(launched.preloaded(*torchrun, *command, output=out, **OWN, **env))
 
     @property
     def text(self) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.ports import free_port
+from tests.preloaded import Preloaded
 
 JOB = Path(__file__).parent.parent / "jobs" / "learner.py"
 
@@ -24,9 +25,7 @@ class Process:
     def __init__(self, command: list[str], **env: str) -> None:
         self.text = ""
         everything = {key: value for key, value in os.environ.items() if not key.startswith(("PSGC_", "DMLC_", "BYTEPS_"))}
-        self.popen = subprocess.Popen(
-            [sys.executable, *command], env={**everything, "OMP_NUM_THREADS": "1", **env}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )  # fmt: skip
+        self.popen = Preloaded(command, {**everything, **env}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
     def until(self, words: str) -> str:
         assert self.popen.stdout is not None

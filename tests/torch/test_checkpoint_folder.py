@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +20,7 @@ from psgc.torch.session import api
 from psgc.torch.state.checkpointing import _places, _with_tensors, _without_tensors, load_state_dict
 from psgc.torch.state.folder import Checkpoints
 from psgc.torch.state.saved import check_states
+from tests.preloaded import run_preloaded
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 DIES = """
@@ -56,8 +55,7 @@ def values(path: Path | None) -> float:
 
 
 def save(folder: Path, where: str, how: str, step: int) -> int:
-    command = [sys.executable, "-W", "ignore", "-c", DIES, str(folder), where, how, str(step)]
-    return subprocess.run(command, check=False, timeout=300).returncode
+    return run_preloaded("-c", DIES, str(folder), where, how, str(step), env=os.environ, timeout=300).returncode
 
 
 @pytest.mark.parametrize("how", ["at once", "async"])
