@@ -182,10 +182,13 @@ class Forking(_Popen[Any]):
             return
         sys.stdout.flush()
         sys.stderr.flush()
+        before = _descriptors()
         self.pid = os.fork()
         if self.pid == 0:
             try:
-                _become_child(list(args), env, cwd, (p2cread, c2pwrite, errwrite), {*pass_fds}, rest[5])
+                # What a library has opened in the child, as libuv does, it will close by number at the next fork, whoever has the number then.
+                libraries = {fd for fd, what in _descriptors().items() if before.get(fd) != what}
+                _become_child(list(args), env, cwd, (p2cread, c2pwrite, errwrite), {*pass_fds}, libraries, rest[5])
             except BaseException:
                 traceback.print_exc()
             finally:
@@ -217,6 +220,15 @@ def _without_u(command: Sequence[str]) -> Sequence[str]:
     return command[1:] if list(command[:1]) == ["-u"] else command
 
 
+def _descriptors() -> dict[int, str]:
+    """This process's, and what each is of."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # of the listing itself
+            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+    return found
+
+
 class _Exec(BaseException):
     """In place of replacing the process by a command that this interpreter runs."""
 
@@ -225,7 +237,13 @@ class _Exec(BaseException):
 
 
 def _become_child(
-    args: list[str], env: Mapping[str, str], cwd: str | None, files: Sequence[int], pass_fds: set[int], start_new_session: bool
+    args: list[str],
+    env: Mapping[str, str],
+    cwd: str | None,
+    files: Sequence[int],
+    pass_fds: set[int],
+    libraries: set[int],
+    start_new_session: bool,
 ) -> NoReturn:
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
@@ -236,7 +254,7 @@ def _become_child(
     for own, fd in enumerate(files):
         if fd != -1:
             os.dup2(fd, own)
-    kept = sorted({0, 1, 2, *pass_fds} | ({Forking.mark} if Forking.mark is not None else set()))
+    kept = sorted({0, 1, 2, *pass_fds, *libraries} | ({Forking.mark} if Forking.mark is not None else set()))
     for fd, following in zip(kept, [*kept[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
         os.closerange(fd + 1, following)
     for fd in pass_fds:
