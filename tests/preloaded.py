@@ -301,7 +301,7 @@ def _run(
         Forking.mark = os.dup(files[3].fileno())
         files[3].close()
     for module in list(sys.modules.values()):
-        if vars(module).get("Popen") is _Popen:  # subprocess, and what has it from there, as torchrun's agent
+        if getattr(module, "__dict__", {}).get("Popen") is _Popen:  # subprocess, and what has it from there, as torchrun's agent
             module.Popen = Forking  # type: ignore[attr-defined]
     _become(command, env, cwd)
 

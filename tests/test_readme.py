@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import re
@@ -97,10 +98,16 @@ def spans(page: Path) -> list[str]:
     return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose)]
 
 
+@functools.cache
+def all_commands() -> Any:
+    """Of typer's app: made once, for it takes a while."""
+    return typer.main.get_command(app)
+
+
 def misfit(words: list[str]) -> str:
     """What is wrong with the words after ``psgc``, up to the user's own command: a verb or a flag that does not exist."""
     words = words[: words.index("--")] if "--" in words else words
-    command: Any = typer.main.get_command(app)
+    command = all_commands()
     while hasattr(command, "commands") and words and not words[0].startswith("-"):
         if words[0] not in command.commands:
             return f"no verb {words[0]}"

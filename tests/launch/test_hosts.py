@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,12 @@ from tests.ports import free_port
 ROOT = Path(__file__).parent.parent.parent
 JOB = [sys.executable, str(ROOT / "tests" / "jobs" / "sums_in_jobs.py")]
 FOREVER = ("1", "1000000")
+PLAIN = [
+    sys.executable,
+    str(ROOT / "tests" / "jobs" / "steps.py"),
+    "--steps",
+    "1000000",
+]  # the same without torch, which each host would import
 DIGITS = [sys.executable, str(ROOT / "examples" / "train_digits.py"), "--steps", "30", "--codec", "int8", "--out"]
 testbed = load("testbed")
 needs_namespaces = pytest.mark.skipif(bool(testbed.why_not()), reason=f"no testbed here: {testbed.why_not()}")
@@ -73,8 +80,8 @@ def test_settings_and_what_env_names_reach_every_host(hosts: Sshd) -> None:
 @needs_sshd
 @pytest.mark.timeout(600)
 def test_no_command_line_shows_the_secret(hosts: Sshd) -> None:
-    popen = hosts.run(["alpha", "beta"], command=[*JOB, *FOREVER], PSGC_TOKEN="a-very-secret-text")
-    await_line(popen, "joined job 0", 2)
+    popen = hosts.run(["alpha", "beta"], command=PLAIN, PSGC_TOKEN="a-very-secret-text")
+    await_line(popen, "step 1:", 2)
     shown = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
     assert not [line for line in shown if b"a-very-secret-text" in line]
     popen.send_signal(signal.SIGINT)
@@ -85,8 +92,8 @@ def test_no_command_line_shows_the_secret(hosts: Sshd) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_a_signal_and_a_lost_terminal_end_everything_everywhere(hosts: Sshd, number: int, status: int) -> None:
-    popen = hosts.run(["alpha", "beta"], command=[*JOB, *FOREVER], PSGC_ON_SERVER_LOSS="stop", PSGC_ON_SCHEDULER_LOSS="stop")
-    await_line(popen, "joined job 0", 2)
+    popen = hosts.run(["alpha", "beta"], command=PLAIN, PSGC_ON_SERVER_LOSS="stop", PSGC_ON_SCHEDULER_LOSS="stop")
+    await_line(popen, "step 1:", 2)
     popen.send_signal(number)
     ended, _, err = hosts.launched.end(popen)
     assert ended == status, err
@@ -105,7 +112,7 @@ def processes(launched: Launched, what: str) -> list[int]:
 
 
 VICTIMS = {
-    "worker": "sums_in_jobs.py",
+    "worker": "tests/jobs/",
     "server": "role server",
     "scheduler": "role scheduler",
     "host": "launch.job.remote",
@@ -113,12 +120,10 @@ VICTIMS = {
 }
 
 
-def kill_one(hosts: Sshd, victim: str, seed: int) -> tuple[int, str, float]:
-    """The launcher's status and last words, and the seconds from the kill until nothing was left on any host."""
-    popen = hosts.run(
-        ["alpha slots=2", "beta slots=2"], command=[*JOB, *FOREVER], PSGC_ON_SERVER_LOSS="stop", PSGC_ON_SCHEDULER_LOSS="stop"
-    )
-    await_line(popen, "joined job 0", 4)
+def kill_one(hosts: Sshd, victim: str, seed: int, job: Sequence[str], first: str) -> tuple[int, str, float]:
+    """The launcher's status and last words, and the seconds from the kill until nothing was left on any host. first: what a worker says when it runs."""
+    popen = hosts.run(["alpha slots=2", "beta slots=2"], command=job, PSGC_ON_SERVER_LOSS="stop", PSGC_ON_SCHEDULER_LOSS="stop")
+    await_line(popen, first, 4)
     began = time.monotonic()
     if victim == "launcher":
         os.kill(popen.pid, signal.SIGKILL)
@@ -141,7 +146,7 @@ def kill_one(hosts: Sshd, victim: str, seed: int) -> tuple[int, str, float]:
     "worker", "ssh", "launcher", *(pytest.param(name, marks=pytest.mark.long) for name in ("server", "scheduler", "host")),
 ])  # fmt: skip
 def test_any_process_killed_ends_the_job_everywhere_with_a_line(hosts: Sshd, victim: str) -> None:
-    status, err, _ = kill_one(hosts, victim, 0)
+    status, err, _ = kill_one(hosts, victim, 0, PLAIN, "step 1:")
     assert status not in (0, 2), err
     if victim != "launcher":
         assert re.search(r"psgc run: (alpha|beta)\b.*$", err.splitlines()[-1]), err
@@ -152,7 +157,7 @@ def test_any_process_killed_ends_the_job_everywhere_with_a_line(hosts: Sshd, vic
 @pytest.mark.parametrize("seed", range(20))
 def test_random_kills_leave_nothing(hosts: Sshd, seed: int) -> None:
     victim = random.Random(seed).choice([*VICTIMS, "launcher"])
-    status, _, took_s = kill_one(hosts, victim, seed)
+    status, _, took_s = kill_one(hosts, victim, seed, [*JOB, *FOREVER], "joined job 0")
     assert status != 0
     print(f"{victim} killed: nothing is left after {took_s:.1f} s")
 

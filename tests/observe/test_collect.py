@@ -38,7 +38,6 @@ def test_what_a_report_needs_is_in_the_archive_and_no_file_has_a_secret(
         "HOME_OF_NOBODY": "private-matter",
         "PSGC_TRACE": str(trace),
         "PSGC_TRACE_END_STEP": "12",
-        "PYTHONUNBUFFERED": "1",  # has processes of their own environment, not forked ones
     }
     job = make_job(env=env)
     workers = job.whole("--until", str(tmp_path / "enough"), job="trains.py")

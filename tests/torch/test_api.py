@@ -15,6 +15,7 @@ import pytest
 
 import psgc.torch as psgc
 from psgc.errors import JobFailed, UsageError
+from tests.preloaded import run_preloaded
 
 CALLS: list[Any] = [psgc.rank, psgc.size, psgc.local_rank, psgc.local_size, psgc.barrier]
 
@@ -123,7 +124,7 @@ def test_a_training_script_loads_none_of_the_planners_kernels(script: Script) ->
 def test_a_call_before_init_is_told_as_one_after_it(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import psgc.torch as psgc\nprint(psgc.rank())")
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PSGC_", "DMLC_", "BYTEPS_"))}
-    done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    done = run_preloaded(str(tmp_path / "train.py"), env=env)
     trace = ["Traceback (most recent call last):", f'  File "{tmp_path}/train.py", line 2, in <module>', "    print(psgc.rank())"]
     *frames, last = done.stderr.splitlines()
     assert (done.returncode, last) == (1, "UsageError: psgc is not initialized in this process; call psgc.torch.init() first")
