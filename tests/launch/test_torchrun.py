@@ -192,16 +192,17 @@ def test_random_kills_leave_nothing(hosts: Callable[..., Hosts], seed: int) -> N
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"PSGC_LOCAL_SERVERS": "2"}, "psgc: PSGC_LOCAL_SERVERS is for psgc-launch; under PSGC_SERVERS=embedded set DMLC_NUM_SERVER"),
+        ({"PSGC_LOCAL_SERVERS": "2"}, "PSGC_LOCAL_SERVERS is for psgc-launch; under PSGC_SERVERS=embedded set DMLC_NUM_SERVER"),
         (
             {"PSGC_SERVERS": "external"},
-            "psgc: MASTER_ADDR=.* is set, as torchrun does, but DMLC_PS_ROOT_PORT is missing: set PSGC_SERVERS=embedded",
+            "MASTER_ADDR=.* is set, as torchrun does, but DMLC_PS_ROOT_PORT is missing: set PSGC_SERVERS=embedded",
         ),
     ],
 )
 def test_wrong_settings_are_a_line_and_no_traceback(hosts: Callable[..., Hosts], settings: dict[str, str], said: str) -> None:
-    """Of one of the node's workers, whichever is first."""
+    """Of one of the node's workers, whichever is first; the other may have said it, too, before its agent ends it."""
     group = hosts(1, 2, JOB, "1", "1", **settings)
     assert group.end() == [1]
-    assert len(re.findall(f"^{said}", group.text, re.MULTILINE)) == 1, group.text
+    lines = re.findall(f"^psgc: (?:rank 0 could not start the scheduler: )?{said}", group.text, re.MULTILINE)
+    assert len(lines) in (1, 2), group.text
     assert JOB not in "".join(line for line in group.text.splitlines() if line.startswith("  File")), group.text
