@@ -66,8 +66,3 @@ def resume(job: Job, written: Iterable[Record], now: float) -> None:
             job.agreements.heed(record, now)
     if job.agreements is not None and job.all_away:
         job.over = now
-    if job.losses is not None and job.failed is None and (unsettled := job.losses.unsettled):
-        job.failed = (
-            now,
-            f"the scheduler died while rank {unsettled[0]}, whose process had taken a dead one's place, was still to get the job's state; start it again",
-        )

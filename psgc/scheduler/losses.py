@@ -39,8 +39,9 @@ class Losses:
 
     @property
     def fatal(self) -> bool:
-        """Whether no worker lives from whose state the job could go on."""
-        return not any(member.rank not in self._handovers.without for member in self._living())
+        """Whether no worker lives from whose state the job could go on, nor one that may yet say that it has it."""
+        without = self._handovers.without - self._handovers.unheard
+        return not any(member.rank not in without for member in self._living())
 
     def mourn(self, member: Member, now: float) -> list[Action]:
         """A worker has died, and is awaited or left out: said once."""
@@ -115,12 +116,7 @@ class Losses:
         """As ``replace``, when another process of the scheduler had seen it."""
         worker.generation = generation
         self._agreements.come_back(worker.rank)
-        self._handovers.replaced(worker.rank)
-
-    @property
-    def unsettled(self) -> list[int]:
-        """Ranks that have no state yet, but have a process."""
-        return sorted(self._handovers.without.difference(self._agreements.absent))
+        self._handovers.resumed(worker.rank)
 
     def state(self, member: Member, header: Header) -> list[Action]:
         """A process that has taken another's place asks for the job's state (``plan``: how many handovers to it have failed), or has it (``key``). Raises
@@ -132,6 +128,8 @@ class Losses:
         handover = self._handovers.ask(member.rank, header.plan, living)
         if self._handovers.count > count:
             self._agreements.values.give_up(member.rank)  # what it had looked up for the one before
+        if handover is None and self._handovers.unheard.intersection(living):
+            return []  # one of these may have it, and say so; this one asks again
         if handover is None and member.register.shrinks and any(other.left for other in self._roster.workers()):
             return [self._post.send(member.peer, Kind.ABORT, encode_body(Notice(0, f"{member.label} {TOO_LATE}")))]
         if handover is None:

@@ -305,6 +305,52 @@ def test_a_worker_that_dies_while_the_others_prepare_is_followed_by_another(laun
     assert len(found) == 2 and len(set(found)) == 1
 
 
+# The process in rank 1's place says that it prepares, or that it is connected to take the state, and waits there until the scheduler has been killed.
+HELD_UP = """
+import time
+from psgc.torch.elastic.handover import Channel
+taken, takes = {held!r}, Channel.take
+def hold(said):
+    print(said, flush=True)
+    while not os.path.exists(taken):
+        time.sleep(0.05)
+def take(self, places):
+    if not os.path.exists(taken):
+        number = elastic._taken.number
+        hold("takes")
+        while elastic._taken.number == number:
+            time.sleep(0.05)
+    return takes(self, places)
+Channel.take = take
+if {window!r} == "prepares" and psgc.current_session().incarnation > 1:
+    hold("prepares")
+elastic = psgc.Elastic(model=model, optimizer=optimizer, seed=1)
+for step in elastic.steps(6):
+    if step == 3 and psgc.rank() == 1 and not elastic.replaced:
+        os.kill(os.getpid(), signal.SIGKILL)
+    optimizer.zero_grad()
+    model(torch.rand(4, 3)).square().mean().backward()
+    optimizer.step()
+print("found", [f"{{value:.9g}}" for p in model.parameters() for value in p.flatten().tolist()])
+"""
+
+
+@pytest.mark.parametrize("window", ["prepares", "takes"])
+def test_a_scheduler_that_dies_before_another_process_has_the_state_changes_nothing(launched: Any, tmp_path: Path, window: str) -> None:
+    script, held = tmp_path / "held_up.py", tmp_path / "held"
+    script.write_text(TRAINS + HELD_UP.format(held=str(held), window=window))
+    popen = launched.psgc("run", "--no-prefix", "--", sys.executable, str(script), **WAIT)
+    launched.read_until(popen, window)
+    os.kill(children(popen)[1], signal.SIGKILL)
+    held.touch()
+    status, out, err = launched.end(popen)
+    assert status == 0, err
+    assert "it is started again and goes on from its journal" in err
+    found = [line for line in out.splitlines() if "found" in line]
+    assert len(found) == 2 and len(set(found)) == 1, out
+    assert "could not get the state" not in err, "a handover that another one follows has not failed"
+
+
 def test_a_second_elastic_is_refused_when_it_is_made(launched: Any, tmp_path: Path) -> None:
     """The others would ask the one and the new process the other."""
     script = tmp_path / "two.py"

@@ -206,11 +206,35 @@ def test_a_worker_whose_place_was_taken_is_known_as_the_process_that_has_it(foll
     assert to_giver.step == 2, "handovers have numbers of their own in the job"
 
 
-def test_a_state_that_was_still_to_be_given_ends_the_job_with_a_line_that_says_so(followed: Followed) -> None:
+def test_a_state_that_was_still_to_be_given_is_given_in_another_handover(followed: Followed) -> None:
+    before = sent(followed.note(followed.say("w1b", Kind.STATE)), Kind.STATE)
+    assert {peer: header.step for peer, header in before.items()} == {"w0": 1, "w1b": 1}
     followed.follow()
-    assert "while rank 1, whose process had taken a dead one's place, was still to get the job's state" in aborted(
-        followed.say("w0", Kind.HEARTBEAT)
-    )
+    assert Topology.from_body(sent(followed.join("w1b", of_worker(2)), Kind.TOPOLOGY)["w1b"]).incarnation == 2
+    anew = sent(followed.note(followed.say("w1b", Kind.STATE)), Kind.STATE)
+    assert {peer: (header.plan, header.step) for peer, header in anew.items()} == {"w0": (1, 2), "w1b": (0, 2)}
+    followed.note(followed.say("w1b", Kind.STATE, key=1))
+    followed.follow()
+    followed.dead = {1010, 1000}
+    assert not sent(followed.run(3), Kind.ABORT), "rank 1 has the state"
+
+
+def test_who_may_have_got_the_state_meanwhile_is_asked_before_the_job_is_given_up(followed: Followed) -> None:
+    followed.note(followed.say("w1b", Kind.STATE))
+    followed.follow()  # it ends before it has heard that rank 1 has the state
+    followed.dead = {1010, 1000}
+    assert not sent(followed.run(3), Kind.ABORT)
+    followed.note(followed.join("w0b", of_worker(2, 0)))
+    assert not sent(followed.say("w0b", Kind.STATE), Kind.STATE)
+    followed.note(followed.say("w1b", Kind.STATE, key=1))
+    assert set(sent(followed.say("w0b", Kind.STATE), Kind.STATE)) == {"w0b", "w1b"}
+
+
+def test_who_says_that_it_has_not_got_the_state_is_not_waited_for(followed: Followed) -> None:
+    followed.follow()
+    followed.dead = {1010, 1000}
+    followed.run(3)
+    assert "no other worker is left to give it the job's state" in aborted(followed.say("w1b", Kind.STATE))
 
 
 def test_a_layout_of_some_ranks_stays_theirs(job: Followed) -> None:

@@ -21,6 +21,8 @@ from sim_worker import SimWorker, Ticket
 from simulation import Scenario, World, simulate
 
 from psgc.scheduler.handovers import Handovers
+from psgc.scheduler.losses import Losses
+from psgc.scheduler.records import Record
 from psgc.scheduler.rendezvous import Declarations
 from psgc.server.state import ServerState
 from psgc.server.step import KeyState
@@ -36,11 +38,14 @@ LONG_CHUNK = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deaths(Scenario):
-    """deaths: of workers' processes, once steps are under way; replace_s: until another one begins, on average."""
+    """deaths: of workers' processes, once steps are under way; replace_s: until another one begins, on average; hand_s: until that one has got the state, from
+    when both ends know, on average. scheduler_dies_behind: chance that the scheduler's process ends before such a process has the state."""
 
     deaths: int = 0
     death_every_s: float = 0.05
     replace_s: float = 0.2
+    hand_s: float = 0.0
+    scheduler_dies_behind: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +80,9 @@ class MortalWorker(SimWorker):
             self.failed_handovers += 1
             self.coordinator.requests.ask_state(self.failed_handovers)
         elif handover.takes:
-            self.number = handover.number
-            self._meet(handover.number)
+            new, self.number = handover.number != self.number, handover.number
+            if new:
+                self._meet(handover.number)
         else:
             check(self.beginning is not None, lambda: "a rank without a state is to give it")
             self.world.offers.setdefault(handover.number, (self, self.beginning))
@@ -84,7 +90,7 @@ class MortalWorker(SimWorker):
     def _meet(self, number: int) -> None:
         """The giver has read its state at once, and it arrives after a while, if both still live."""
         if number in self.world.offers:
-            self.clock.after(10 * self.world.work_time(), self._arrive, number)
+            self.clock.after(10 * self.world.work_time() + self.world.hand_time(), self._arrive, number)
         elif number == self.number and not self.dead:
             self.clock.after(0.01, self._meet, number)
 
@@ -162,6 +168,7 @@ class MortalWorld(World):
 
     def __init__(self, scenario: Deaths) -> None:
         self.deaths_left, self.deaths = scenario.deaths, 0
+        self.behind_back = 0  # ends of the scheduler's process while a worker's had no state yet
         self.dead: set[tuple[int, int]] = set()  # nodes and incarnations
         self.offers: dict[int, tuple[MortalWorker, Any]] = {}  # by number of the handover
         with patch("simulation.SimWorker", MortalWorker):
@@ -204,6 +211,24 @@ class MortalWorld(World):
 
     def _follow(self, former: MortalWorker) -> None:
         self.workers[former.node] = MortalWorker(self, former.node, former.incarnation + 1)
+        if self.scenario.scheduler_dies_behind and self.rng.random() < self.scenario.scheduler_dies_behind:
+            self.clock.after(0.001, self._end_scheduler, former.node)
+
+    def _end_scheduler(self, node: int) -> None:
+        """At any moment from when the rank's process is known to when it is known to have the state."""
+        worker, losses = self.workers[node], self.scheduler.state.losses
+        if self.scheduler.ended or self.network.desk.away or losses is None or not isinstance(worker, MortalWorker) or worker.dead:
+            return
+        if worker.taken is not None and node not in losses._handovers.without:
+            return
+        if worker.client is not None and node in losses._handovers.without and self.rng.random() < 0.3:
+            self.behind_back += 1
+            self.scheduler.crash()
+        else:
+            self.clock.after((self.scenario.hand_s + 0.01) * self.rng.random(), self._end_scheduler, node)
+
+    def hand_time(self) -> float:
+        return self.scenario.hand_s * 2 * self.rng.random() if self.scenario.hand_s else 0.0
 
     def script(self, worker: SimWorker) -> Iterator[float | list[Ticket]]:
         assert isinstance(worker, MortalWorker) and worker.client is not None
@@ -250,10 +275,12 @@ def dying(seed: int) -> Deaths:
     fields = {name: getattr(drawn, name) for name in Scenario.__dataclass_fields__}
     fields |= {"workers": max(2, drawn.workers), "node_sizes": (), "restores": False, "saves": 0.0, "publishes": False, "hurry": 0.0, "barriers": 0.0,
                "broadcasts": 0, "cuts_early": False, "steps": drawn.steps + 2,
-               "crashes": rng.choice((0, 0, 2)), "restart_s": rng.choice((0.01, 0.1))}  # fmt: skip
+               "crashes": rng.choice((0, 0, 2)), "restart_s": rng.choice((0.01, 0.1)), "scheduler_crashes": rng.choice((0, 0, 1, 3)),
+               "crash_every_s": rng.choice((0.05, 0.3))}  # fmt: skip
     return Deaths(
-        **fields, deaths=rng.choice((1, 2, 3, 6)), death_every_s=rng.choice((0.005, 0.02, 0.1, 0.3)), replace_s=rng.choice((0.01, 0.1, 0.5))
-    )
+        **fields, deaths=rng.choice((1, 2, 3, 6)), death_every_s=rng.choice((0.005, 0.02, 0.1, 0.3)), replace_s=rng.choice((0.01, 0.1, 0.5)),
+        hand_s=rng.choice((0.0, 0.1, 2.0)), scheduler_dies_behind=rng.choice((0.0, 0.5, 1.0)),
+    )  # fmt: skip
 
 
 def run(scenario: Deaths) -> MortalWorld:
@@ -266,6 +293,7 @@ def run(scenario: Deaths) -> MortalWorld:
 def test_workers_that_die_at_any_moment_change_no_sum(first: int) -> None:
     worlds = [run(dying(seed)) for seed in range(first, first + CHUNK)]
     assert sum(world.deaths for world in worlds) > CHUNK
+    assert sum(world.behind_back for world in worlds) > CHUNK // 3, "the scheduler's process ends while a worker's has no state yet"
 
 
 @pytest.mark.long
@@ -283,6 +311,7 @@ ROUGH = Deaths(
     weather=Weather(delay_s=0.002, slow=0.1, repeats=0.02, reconnect_s=0.02), chances=Chances(0.1, 0.05, 0.3, 0.3, 0.1),
 )  # fmt: skip
 MANY = replace(ROUGH, workers=9, servers=1, parts=(1,), steps=4, deaths=8, death_every_s=0.02)
+BEHIND = replace(ROUGH, hand_s=0.3, scheduler_dies_behind=1.0, restart_s=0.1, workers=4, deaths=8)
 DECLARING = Deaths(
     workers=4, parts=(3,), names=4, codec="onebit", window_bytes=1, local=0.0, deaths=4, death_every_s=0.03, replace_s=0.05, work_s=0.0002,
     weather=Weather(delay_s=0.01, slow=0.0, repeats=0.0),
@@ -294,6 +323,15 @@ def _deletes_all(self: KeyState, rank: int) -> None:
     self.wants.discard(rank)
     self.reconnected(rank)
     self.contributions.pop(rank, None)
+
+
+def _counts_anew(heed: Any) -> Any:
+    def wrong(self: Losses, record: Record, now: float) -> bool:
+        known = heed(self, record, now)
+        self._handovers.count = 0
+        return bool(known)
+
+    return wrong
 
 
 def _forgets_steps(begin: Any) -> Any:
@@ -309,12 +347,14 @@ RULES: Rules[Deaths] = Rules(run, 40, {
     "servers do not hear of another process": (ROUGH, method(ServerState, "_greeted", lambda _: lambda *_: [])),
     "what has been folded is added again": (MANY, lambda: patch.object(KeyState, "replaced", _deletes_all)),
     "a rank without a state gives it": (ROUGH, method(Handovers, "replaced", lambda _: lambda *_: None)),
+    "the scheduler's next process does not know who has no state": (BEHIND, method(Handovers, "resumed", lambda _: lambda *_: None)),
+    "handovers are counted anew": (BEHIND, method(Losses, "heed", _counts_anew)),
     "requests of a dead process are answered": (DECLARING, method(Declarations, "forget", lambda _: lambda *_: None)),
     "steps are counted anew": (ROUGH, method(MortalWorker, "begin", _forgets_steps)),
 })  # fmt: skip
 
 
-@pytest.mark.parametrize("scenario", [ROUGH, MANY, DECLARING], ids=["rough", "many", "declaring"])
+@pytest.mark.parametrize("scenario", RULES.scenarios, ids=["rough", "many", "behind", "declaring"])
 def test_while_no_rule_is_broken_nothing_is_seen(scenario: Deaths) -> None:
     RULES.simulate(scenario)
 

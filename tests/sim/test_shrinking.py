@@ -214,16 +214,15 @@ def shrinking(seed: int) -> Shrinks:
     fields |= {"workers": rng.choice((2, 3, 4, 4, 5)) if rng.random() < 0.9 else rng.choice((9, 10, 17)), "node_sizes": (), "restores": False, "saves": 0.0,
                "publishes": False, "hurry": 0.0, "barriers": 0.0, "broadcasts": 0, "cuts_early": False, "steps": rng.choice((8, 16, 32)),
                "parts": drawn.parts[:2], "work_s": rng.choice((0.005, 0.02, 0.05)), "crashes": rng.choice((0, 0, 2)),
-               "restart_s": rng.choice((0.01, 0.3))}  # fmt: skip
-    comes_back = rng.choice((0.0, 0.5, 1.0, 1.0))
-    if not comes_back:  # a process that has not the job's state yet cannot go on behind another process of the scheduler
-        fields |= {"scheduler_crashes": rng.choice((0, 1, 3)), "crash_every_s": 0.3}
+               "restart_s": rng.choice((0.01, 0.3)), "scheduler_crashes": rng.choice((0, 1, 3)), "crash_every_s": 0.3}  # fmt: skip
     scenario = Shrinks(
         **fields,
         deaths=rng.choice((1, 2, 4, 8)),
         death_every_s=rng.choice((0.05, 0.2, 0.5)),
         replace_s=rng.choice((0.05, 1.0, 3.0)),
-        comes_back=comes_back,
+        comes_back=rng.choice((0.0, 0.5, 1.0, 1.0)),
+        hand_s=rng.choice((0.0, 0.1, 2.0)),
+        scheduler_dies_behind=rng.choice((0.0, 0.5, 1.0)),
     )
     return replace(scenario, machine=8, lags_s=rng.choice((0.0, 0.3, 1.0))) if scenario.workers > 9 and rng.random() < 0.5 else scenario
 

@@ -88,7 +88,7 @@ class Elastic:
         self._updating = False  # in the optimizer's step
         self._trainer = 0  # the thread whose loop it is
         self._taken: Handover | None = None  # the last one of which this rank was told that it takes it
-        self._given: set[int] = set()  # numbers of handovers; the scheduler says each again and again
+        self._given: dict[int, int] = {}  # by the rank that takes, the newest handover's number; the scheduler says each again and again
         self._begun = self._has_stepped = False
         self._session.hear_of_handovers(self._heard)
         self._before = self._optimizer.register_step_pre_hook(self._before_step)
@@ -244,15 +244,15 @@ class Elastic:
             with self._changed:
                 self._taken = handover
                 self._changed.notify_all()
-        elif handover.number not in self._given:
-            self._given.add(handover.number)
+        elif handover.number > self._given.get(handover.other, 0):
+            self._given[handover.other] = handover.number
             threading.Thread(target=self._give, args=(handover,), name="psgc-state", daemon=True).start()
 
     def _give(self, handover: Handover) -> None:
         """In a thread of its own."""
         session = self._session
         try:
-            channel = Channel(session, handover, lambda: False)
+            channel = Channel(session, handover, lambda: self._given[handover.other] != handover.number)
             try:
                 with self._reading(handover.other) as beginning:
                     if beginning is None and handover.other == 0:
@@ -286,10 +286,12 @@ class Elastic:
                     channel.close()
             except GroupError as error:
                 session.check()
-                logger.warning("rank %d could not get the state from rank %d (%s); it asks again", session.rank, handover.other, error)
-                failed += 1
                 with self._changed:
+                    if self._taken is not None and self._taken.number > handover.number:
+                        continue  # another process of the scheduler has begun one anew
+                    failed += 1
                     self._taken = None
+                logger.warning("rank %d could not get the state from rank %d (%s); it asks again", session.rank, handover.other, error)
                 continue
             if whole is None:
                 session.catch_up(api.current_session().progress)
