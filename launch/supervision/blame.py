@@ -33,6 +33,17 @@ class Account:
     left: int = 0  # how many jobs it has left in order; of a service: has seen to their end
     informed: bool = False  # that the job has failed
     left_out: bool = False  # it has died, and the job goes on without it
+    coming_back: bool = False  # another process has been started in its place, and has not joined yet
+
+    @property
+    def in_job(self) -> bool:
+        """Whether a worker is in a job that is complete, or on its way back into it."""
+        return self.coming_back or self.left < self.joined
+
+    def comes_back(self) -> None:
+        """Another process has been started in its place, which joins the same job once more."""
+        self.begun = self.joined = self.left
+        self.coming_back = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +69,7 @@ class Blame:
             account.begun += 1
         elif report.event == "joined":
             account.joined += 1
+            account.coming_back = False
             account.begun = max(account.begun, account.joined)
         elif report.event == "left":
             account.left += 1

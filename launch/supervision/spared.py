@@ -37,7 +37,7 @@ class Spared:
 
     def spares(self, number: int, account: Account) -> bool:
         """Whether the job goes on without a process that has died: one that was in it, or was coming back."""
-        if number not in self.may_be or account.informed or not (number in self.returning or account.left < account.joined):
+        if number not in self.may_be or account.informed or not (number in self.returning or account.in_job):
             return False
         return self.may_be[number]()
 

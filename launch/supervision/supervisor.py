@@ -323,7 +323,7 @@ class Supervisor:
         if not child.status or self.blame.failed or account.informed or not child.followable or number in self._spared.too_late:
             return False
         worker = child.keeper is None and not child.estate
-        if worker and not 0 <= account.left < account.joined:  # in no job
+        if worker and not account.in_job:
             return False
         if child.estate and not account.begun:  # one that has not come so far as to join would not come further
             return False
@@ -347,7 +347,7 @@ class Supervisor:
         goes_on = "a spare process takes its place" if successor.was_spare else child.goes_on
         self.say(f"{child.describe_end()}; {goes_on}")
         if worker:
-            account.begun = account.joined = account.left  # it joins the same job once more
+            account.comes_back()
             self._saving.discard(number)
             self._spared.comes_back(number)
         child.keeper, child.estate = None, []
