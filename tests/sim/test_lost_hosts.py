@@ -29,6 +29,8 @@ class HostLosses(Losses):
     replace_s: float = 1.0
     deaths: int = 0
     death_every_s: float = 0.1
+    hand_s: float = 0.0  # this and the next as in Deaths
+    scheduler_dies_behind: float = 0.0
 
 
 class HostsWorker(MovingWorker, MortalWorker):
