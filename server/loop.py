@@ -193,12 +193,8 @@ class Server:
             link.fail("this process does not serve it yet, or not any more")
             link.close()  # a worker that was quicker than the scheduler's word to this process comes again
             return
-        before: Link | None = self._state.peers.get(rank)
-        self._state.joined(link, rank)
-        if before is not None:
-            before.fail("the worker has a new connection")
-            self._close(before)
         self._links.add(link)
+        self._serving.apply(self._state.proved(link, rank))
         logger.debug("worker connected rank=%d peer=%s", rank, link.peer)
 
     def _hear_link(self, link: Link) -> None:
@@ -219,7 +215,7 @@ class Server:
             if self._trace is not None and link.receiving:
                 self._trace.receiving(link.proof.rank)
         except RemoteProtocolError as error:
-            logger.warning("connection of rank %s closed: %s", serving.state.ranks.get(link, "?"), error)
+            logger.warning("connection of rank %s closed: %s", link.proof.rank, error)
             link.fail("bytes that are no message")
         self._links.received(link)
         self._close(link)

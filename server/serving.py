@@ -23,7 +23,7 @@ from psgc.processes.pool import threads_of
 from psgc.server.blocks import Written
 from psgc.server.engine import Engine, Folded, KeyWork
 from psgc.server.replica import Replica
-from psgc.server.state import NOTHING_KEPT, Commit, Effect, Fault, Fold, Restore, Retire, Send, SendResidual, ServerState, specs_of
+from psgc.server.state import NOTHING_KEPT, Close, Commit, Effect, Fault, Fold, Restore, Retire, Send, SendResidual, ServerState, specs_of
 from psgc.server.step import KeepLate, Kept
 from psgc.server.store import KeyShape, KeyStore, Store
 from psgc.server.weights.kept import AnswerCommit, KeptWeights, VersionCommit
@@ -83,6 +83,8 @@ class Serving:
         for effect in effects:
             if isinstance(effect, Send):
                 self._send(effect)
+            elif isinstance(effect, Close):
+                self._end_connection(effect)
             elif isinstance(effect, Fold) and effect.key in self.store.weights:
                 self.engine.update(effect, self.store.weights[effect.key])
             elif isinstance(effect, Fold):
@@ -138,6 +140,16 @@ class Serving:
             self._trace.sending(link.proof.rank, send.header)
         link.send(send.header, send.body, place)
         self._links.touch(link)
+
+    def _end_connection(self, close: Close) -> None:
+        """The loop forgets it in its next turn."""
+        link: Link = close.peer
+        if not link.closed:
+            logger.debug("connection closed rank=%d peer=%s: %s", link.proof.rank, link.peer, close.why)
+            if close.answered:
+                link.flush()
+            link.fail(close.why)
+            self._links.touch(link)
 
     def _send_residual(self, send: SendResidual) -> None:
         key, first = send.header.key, send.header.contributors

@@ -25,6 +25,8 @@ from psgc.wire.frames import SERVER_SENDER, Header, Kind
 from psgc.wire.messages import MEASURE_BYTES, ErrorCode, Notice, encode_body
 
 NOTHING_KEPT: Final[Mapping[int, Kept | KeptWeights]] = MappingProxyType({})
+_NEWER: Final = "the worker has a new connection"
+_DEAD: Final = "worker {} counts as dead, and the job goes on without it"
 Peer = Any  # a connection of the loop's; this module only compares and hashes it
 
 
@@ -58,7 +60,15 @@ class Retire(NamedTuple):
     keys: tuple[int, ...]
 
 
-Effect = Send | SendResidual | Fold | Commit | KeepLate | VersionCommit | AnswerCommit | Restore | Retire | Fault
+class Close(NamedTuple):
+    """Close the connection, which this class has forgotten already. answered: it has been told why."""
+
+    peer: Peer
+    why: str
+    answered: bool = False
+
+
+Effect = Send | SendResidual | Close | Fold | Commit | KeepLate | VersionCommit | AnswerCommit | Restore | Retire | Fault
 
 
 @dataclass(slots=True)
@@ -82,6 +92,8 @@ class ServerState:
     step_timeout_s: float = 600.0
     peers: dict[int, Peer] = field(default_factory=dict)
     ranks: dict[Peer, int] = field(default_factory=dict)
+    coming: dict[int, Peer] = field(default_factory=dict)  # by rank, a proved connection that has not said yet whose process it is of
+    unheard: dict[Peer, int] = field(default_factory=dict)  # the same, by connection
     keys: dict[int, _Key] = field(default_factory=dict)
     windows: dict[int, Window] = field(default_factory=dict)
     active: set[int] = field(default_factory=set)  # keys whose step under way has a contribution
@@ -172,17 +184,19 @@ class ServerState:
         try:
             if header.job != self.job:
                 raise RemoteProtocolError(f"message of job {header.job}, this server is of job {self.job}", ErrorCode.WRONG_JOB)
-            rank = self.ranks.get(peer)
+            rank = self.ranks.get(peer, self.unheard.get(peer))
             if rank is None or header.sender != rank:
                 raise RemoteProtocolError(
                     f"sender {header.sender} on a connection of {'nobody' if rank is None else f'rank {rank}'}", ErrorCode.NOT_ADMITTED
                 )
             if header.epoch != self.epoch:
                 raise RemoteProtocolError(f"epoch {header.epoch} is over, now it is {self.epoch}", ErrorCode.STALE_EPOCH)
-            if self.absent.get(rank, 0) >= (max(1, header.step) if header.kind == Kind.HELLO else 1):
-                raise RemoteProtocolError(f"worker {rank} counts as dead, and the job goes on without it", ErrorCode.NOT_ADMITTED)
             if header.kind == Kind.HELLO:
-                return [*self._greeted(peer, rank, header.step), *(self._window(peer, layout) for layout in self.windows)]
+                return self._greeted(peer, rank, header)
+            if peer in self.unheard:
+                raise RemoteProtocolError(f"worker {rank} says {Kind(header.kind).name} before HELLO", ErrorCode.NOT_ADMITTED)
+            if rank in self.absent:
+                raise RemoteProtocolError(_DEAD.format(rank), ErrorCode.NOT_ADMITTED)
             return self._data(rank, header, payload, now)
         except RemoteProtocolError as error:
             return self._refuse(peer, header, error)
@@ -193,9 +207,19 @@ class ServerState:
         entry = self.keys[key]
         return self._effects(entry, entry.state.folded(last, payload_bytes, nonfinite, slot), now)
 
-    def joined(self, peer: Peer, rank: int) -> None:
-        """The connection has proved that it is this rank's (see ``psgc/transport/security/handshake.py``). It replaces an older one."""
+    def proved(self, peer: Peer, rank: int) -> list[Effect]:
+        """The connection has proved that it is this rank's (``psgc/transport/security/handshake.py``), by a key that all processes in its place have.
+        So it takes the place of the rank's connection only once HELLO has said that no newer process is known; before that nothing else is heeded."""
         assert 0 <= rank < self.workers, "the proof is of a rank that the job has"
+        former = self.coming.get(rank)
+        if former is not None:
+            self.lost(former)
+        self.coming[rank], self.unheard[peer] = peer, rank
+        return [] if former is None else [Close(former, _NEWER)]
+
+    def joined(self, peer: Peer, rank: int) -> None:
+        """The connection is the rank's from now on, in place of an older one."""
+        self.lost(peer)
         self.lost(self.peers.get(rank, peer))
         for entry in (
             self.keys.values() if rank in self.met else ()
@@ -205,11 +229,18 @@ class ServerState:
         self.peers[rank] = peer
         self.ranks[peer] = rank
 
-    def _greeted(self, peer: Peer, rank: int, incarnation: int) -> list[Effect]:
-        """A rank says which of the processes in its place it is, where it is not the first; it goes on once every server knows."""
-        known = self.incarnations.get(rank, 0)
-        if incarnation < known:
-            raise RemoteProtocolError(f"another process has taken the place of worker {rank}", ErrorCode.NOT_ADMITTED)
+    def _greeted(self, peer: Peer, rank: int, hello: Header) -> list[Effect]:
+        """A rank says which of the processes in its place it is, where it is not the first; it goes on once every server knows. A process whose place another
+        one has taken, or that counts as dead, may come back: it was stopped, or cut off from the scheduler. It does not get the rank's connection."""
+        incarnation, known, effects = hello.step, self.incarnations.get(rank, 0), list[Effect]()
+        if incarnation < known or self.absent.get(rank, 0) >= max(1, incarnation):
+            why = f"another process has taken the place of worker {rank}" if incarnation < known else _DEAD.format(rank)
+            self.lost(peer)
+            return [*self._refuse(peer, hello, RemoteProtocolError(why, ErrorCode.NOT_ADMITTED)), Close(peer, why, answered=True)]
+        if peer in self.unheard:
+            former = self.peers.get(rank)
+            self.joined(peer, rank)
+            effects += [] if former is None else [Close(former, _NEWER)]
         if incarnation > known:
             self.incarnations[rank] = incarnation
             self.absent.pop(rank, None)
@@ -218,13 +249,16 @@ class ServerState:
                     entry.state.replaced(rank)
                     if not entry.state.contributions:
                         self.active.discard(key)
-        return [Send(peer, self._stamp(Header(Kind.HELLO, step=incarnation)))] if incarnation else []
+        if incarnation:
+            effects.append(Send(peer, self._stamp(Header(Kind.HELLO, step=incarnation))))
+        return effects + [self._window(peer, layout) for layout in self.windows]
 
     def lost(self, peer: Peer) -> None:
         """The connection is gone. Its worker makes a new one."""
-        rank = self.ranks.pop(peer, None)
-        if rank is not None and self.peers.get(rank) == peer:
-            del self.peers[rank]
+        for ranks, peers in ((self.ranks, self.peers), (self.unheard, self.coming)):
+            rank = ranks.pop(peer, None)
+            if rank is not None and peers.get(rank) == peer:
+                del peers[rank]
 
     def tick(self, now: float) -> tuple[list[str], list[Fault]]:
         """Lines about contributions that have been awaited for long, one for each set of ranks, for the log and the scheduler; and faults for those
@@ -456,4 +490,4 @@ def specs_of(layout: Layout, server: int, workers: int) -> tuple[list[KeySpec], 
     return specs, costs
 
 
-__all__ = ["Commit", "Effect", "Fault", "Fold", "Restore", "Retire", "Send", "SendResidual", "ServerState", "specs_of"]
+__all__ = ["Close", "Commit", "Effect", "Fault", "Fold", "Restore", "Retire", "Send", "SendResidual", "ServerState", "specs_of"]

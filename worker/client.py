@@ -191,10 +191,6 @@ class Client:
         """Whether every server knows that this process has taken another's place, if it has."""
         return not self.incarnation or all(state.greeted for state in self.servers)
 
-    def _is_known_to(self, server: int) -> bool:
-        """Whether the server knows that this process, and not a former one in its place, is the rank."""
-        return not self.incarnation or self.servers[server].greeted
-
     @property
     def measured(self) -> bool:
         """Whether every server has a connection, and each connection that needs measuring has been measured."""
@@ -240,8 +236,6 @@ class Client:
         if header.kind == Kind.HELLO:
             self.servers[server].greeted = True
             return []
-        if not self._is_known_to(server):
-            return []  # for the process that was in this place before
         self.servers[server].moved = now
         part = self.parts.get(header.key)
         if part is None or part.place.server != server:

@@ -12,7 +12,7 @@ import pytest
 
 from psgc.errors import RemoteProtocolError
 from psgc.layout import Declaration, TensorSpec, build_layout
-from psgc.server.state import Fold, Send, ServerState, specs_of
+from psgc.server.state import Close, Fold, Send, ServerState, specs_of
 from psgc.transport.link import Link
 from psgc.transport.link_set import LinkSet
 from psgc.transport.memory.arena import Arena
@@ -53,11 +53,8 @@ class Fuzzed:
     def turn(self) -> None:
         self.links.flush()
         for link in self.gate.serve():
-            before = self.state.peers.get(link.proof.rank)
-            self.state.joined(link, link.proof.rank)
-            if before is not None:
-                self.bury(before)
             self.links.add(link)
+            self.carry_out(self.state.proved(link, link.proof.rank))
         for link in self.links.ready():
             try:
                 for header, payload in link.receive():
@@ -74,6 +71,9 @@ class Fuzzed:
         for effect in effects:
             if isinstance(effect, Fold):
                 self.carry_out(self.state.folded(effect.key, effect.last, 20, False, effect.slot, 0.0))
+            elif isinstance(effect, Close):
+                effect.peer.fail(effect.why)
+                self.bury(effect.peer)
             elif isinstance(effect, Send) and not effect.peer.closed:
                 effect.peer.send(effect.header, effect.body, None if effect.result_slot is None else self.result)
                 self.links.touch(effect.peer)

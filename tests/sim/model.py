@@ -3,9 +3,10 @@
 Two workers take two steps of one key on each of two servers, over connections that keep their order. At any moment, also between any two actions of one
 message, a process may end, as often as ``Deaths`` allows it. What a server's process had sent arrives up to any point. Another process follows: a server's
 from what was committed, a worker's from the state of the other worker, once every server has greeted it. The scheduler is left out: it only says who
-follows, which happens here at once.
+follows, which happens here at once. A worker's process that counts as dead may come back, as often as ``Deaths`` allows it: it was stopped, or cut off.
 
-Payloads are names: (rank, step). In every state that can be reached, each sum that a server makes is that of both ranks' contributions to that step, each
+Payloads are names: (rank, step, process). In every state that can be reached, each sum that a server makes is that of both ranks' contributions to that step,
+by processes in whose place no other is known when it begins, each
 result that a worker decodes is that of its step and still whole where it lies, nobody reports a fault, and as long as somebody is not done something can
 happen.
 """
@@ -14,16 +15,16 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from pieces import Numbers, Pieces, Shown
 
 from psgc.errors import RemoteProtocolError
 from psgc.layout import Declaration, TensorSpec, build_layout
-from psgc.server.state import Fault, Send, ServerState, specs_of
+from psgc.server.state import Close, Fault, Send, ServerState, specs_of
 from psgc.server.step import NO_SLOT, Commit, Fold, Kept
-from psgc.wire.frames import Header, Kind
+from psgc.wire.frames import Flag, Header, Kind
 from psgc.worker.client import Client, Failed, Greet, Result, Transmit
 from psgc.worker.parts import Phase
 
@@ -33,6 +34,7 @@ LAYOUT = build_layout(Declaration("model", "plan", TENSORS, "none", False, fuse_
 KEYS = {part.server: part.key for _, part in LAYOUT.parts()}
 CODECS = {key: LAYOUT.scheme(LAYOUT.buckets[0]).rounds(4)[0].pair.push.codec_id for key in KEYS.values()}
 PAYLOAD_BYTES = 16
+FORMER = -1  # as a connection's number: of a process that counts as dead
 assert sorted(KEYS) == list(SERVERS)
 
 
@@ -47,21 +49,24 @@ def check(right: bool, text: object) -> None:
 
 @dataclass(frozen=True)
 class Deaths:
-    """How many processes may end: of each server, of workers."""
+    """How many processes may end: of each server, of workers; and how many connections workers' processes may make which count as dead."""
 
     servers: tuple[int, int] = (0, 0)
     workers: int = 0
+    returns: int = 0
 
 
 @dataclass
 class Line:
-    """A connection. number: which of the pair's it is; heard: whether the server's present process has it; up: whether the worker has."""
+    """A connection. number: which of the pair's it is; heard: whether the server's present process has it; up: whether the worker has. others: what
+    may still come on the pair's other connections, by number: the one before, and one of a process that counts as dead."""
 
     number: int = 0
     heard: bool = False
     up: bool = False
     to_server: deque[Any] = None  # type: ignore[assignment]
     to_worker: deque[Any] = None  # type: ignore[assignment]
+    others: dict[int, deque[Any]] = field(default_factory=dict)
 
 
 @dataclass
@@ -75,7 +80,7 @@ class Server:
 @dataclass
 class Worker:
     """began: the step that it is in; 0 before its first, and in a process that has not got its state yet. snapshot: the step after which the state is that it
-    would give another process. alive: False until another process follows."""
+    would give another process. alive: False until another process follows. died_in: the step in which the process before has counted as dead."""
 
     client: Client
     began: int = 0
@@ -83,6 +88,7 @@ class Worker:
     alive: bool = True
     has_state: bool = True
     incarnation: int = 1
+    died_in: int = 0
 
     @property
     def done(self) -> bool:
@@ -144,8 +150,10 @@ def connect(state: State, rank: int, index: int) -> None:
     """A worker connects to a server that lives, for the first time or again."""
     line, server = state.lines[rank, index], state.servers[index].state
     assert server is not None
-    state.lines[rank, index] = new = Line(line.number + 1, True, True, deque(), deque())
-    server.joined((rank, index, new.number), rank)
+    others = {**line.others, line.number: line.to_server} if line.heard and line.to_server else line.others
+    state.lines[rank, index] = new = Line(line.number + 1, True, True, deque(), deque(), others)
+    effects = server.proved((rank, index, new.number), rank)
+    server_does(state, index, effects, len(effects))
     worker_does(state, rank, state.workers[rank].client.connected(index, 0.0))
 
 
@@ -156,7 +164,9 @@ def worker_does(state: State, rank: int, actions: list[Any]) -> None:
             key = action.header.key
             line = state.lines[rank, action.server]
             if line.up:
-                line.to_server.append((action.header, (rank, worker.client.parts[key].step) if action.payload else action.body))
+                line.to_server.append(
+                    (action.header, (rank, worker.client.parts[key].step, worker.incarnation) if action.payload else action.body)
+                )
         elif isinstance(action, Greet):
             header = Header(Kind.HELLO, job=JOB, epoch=EPOCH, sender=rank, step=worker.client.incarnation)
             state.lines[rank, action.server].to_server.append((header, None))
@@ -192,7 +202,20 @@ def server_does(state: State, index: int, effects: list[Any], most: int) -> int:
                 check(server.kept.result is not None and server.kept.result.step == effect.header.step, f"{effect} before its commit")
             if line.number == number and line.up:
                 line.to_worker.append((effect.header, payload))
+        elif isinstance(effect, Close):
+            rank, _, number = effect.peer
+            line = state.lines[rank, index]
+            line.others.pop(number, None)
+            if line.number == number:
+                line.heard = False
+                line.to_server.clear()
         elif isinstance(effect, Fold):
+            assert server.state is not None
+            for rank, _, incarnation in effect.payloads:
+                check(
+                    incarnation == server.state.incarnations.get(rank, 1),
+                    f"{effect}, and another process has taken the place of rank {rank}",
+                )
             server.folding = effect
         elif isinstance(effect, Commit):
             newest = effect.result.slot if effect.result.slot != NO_SLOT else server.kept.newest
@@ -210,14 +233,39 @@ def hear(state: State, rank: int, index: int) -> list[Any]:
     return server.receive((rank, index, line.number), header, payload, 0.0)
 
 
+def former_returns(state: State, rank: int, index: int) -> list[Any]:
+    """A process of the rank that counts as dead connects to the server, with what it could say of the step in which it was: what the server does then."""
+    worker, server = state.workers[rank], state.servers[index].state
+    assert server is not None
+    state.deaths = replace(state.deaths, returns=state.deaths.returns - 1)
+    former, step = worker.incarnation - worker.alive, worker.died_in
+    said = {"job": JOB, "epoch": EPOCH, "sender": rank}
+    part = {"plan": LAYOUT.id, "key": KEYS[index], "step": step, **said}
+    pushes = Header(Kind.PUSH, Flag.WANT_RESULT, codec=CODECS[KEYS[index]], payload_bytes=PAYLOAD_BYTES, **part)
+    hello = Header(Kind.HELLO, step=former if former > 1 else 0, **said)
+    state.lines[rank, index].others[FORMER] = deque([(hello, None), (Header(Kind.PULL, **part), None), (pushes, (rank, step, former))])
+    return server.proved((rank, index, FORMER), rank)
+
+
+def hear_other(state: State, number: int, rank: int, index: int) -> list[Any]:
+    """The server hears the next message of another connection than the pair's newest."""
+    line, server = state.lines[rank, index], state.servers[index].state
+    assert server is not None
+    header, payload = line.others[number].popleft()
+    if not line.others[number]:
+        del line.others[number]
+    return server.receive((rank, index, number), header, payload, 0.0)
+
+
 def fold(state: State, index: int) -> list[Any]:
     """The server's pool has made a sum: what the server does then."""
     server = state.servers[index]
     effect, server.folding = server.folding, None
     assert effect is not None
     assert server.state is not None
-    check(effect.payloads == ((0, effect.step), (1, effect.step)), effect)
-    server.slots[effect.slot] = effect.payloads
+    payloads = tuple(payload[:2] for payload in effect.payloads)
+    check(payloads == ((0, effect.step), (1, effect.step)), effect)
+    server.slots[effect.slot] = payloads
     return server.state.folded(KEYS[index], True, PAYLOAD_BYTES, False, effect.slot, 0.0)
 
 
@@ -234,9 +282,10 @@ def server_dies(state: State, index: int) -> None:
     server.state = server.folding = None
     left = list(state.deaths.servers)
     left[index] -= 1
-    state.deaths = Deaths((left[0], left[1]), state.deaths.workers)
+    state.deaths = replace(state.deaths, servers=(left[0], left[1]))
     for rank in RANKS:
         state.lines[rank, index].heard = False
+        state.lines[rank, index].others.clear()
         state.lines[rank, index].to_server.clear()
 
 
@@ -250,8 +299,8 @@ def notice(state: State, rank: int, index: int) -> None:
 
 def worker_dies(state: State, rank: int) -> None:
     worker = state.workers[rank]
-    worker.alive = False
-    state.deaths = Deaths(state.deaths.servers, state.deaths.workers - 1)
+    worker.alive, worker.died_in = False, worker.began
+    state.deaths = replace(state.deaths, workers=state.deaths.workers - 1)
     for index in SERVERS:
         line = state.lines[rank, index]
         line.up = False
@@ -260,8 +309,8 @@ def worker_dies(state: State, rank: int) -> None:
 
 def worker_follows(state: State, rank: int) -> None:
     """What the former process had said may still be heard, until the new one's connection takes the place of the old."""
-    incarnation = state.workers[rank].incarnation + 1
-    state.workers[rank] = Worker(_client(rank, incarnation, -1), has_state=False, incarnation=incarnation)
+    incarnation, died_in = state.workers[rank].incarnation + 1, state.workers[rank].died_in
+    state.workers[rank] = Worker(_client(rank, incarnation, -1), has_state=False, incarnation=incarnation, died_in=died_in)
 
 
 def take_state(state: State, rank: int) -> None:
@@ -299,6 +348,10 @@ def possible(state: State) -> Iterator[Name]:
     for (rank, index), line in state.lines.items():
         if line.heard and line.to_server:
             yield "hear", rank, index
+        for number in line.others:
+            yield "hear other", number, rank, index
+        if FORMER not in line.others and state.deaths.returns and state.workers[rank].died_in and state.servers[index].state is not None:
+            yield "former returns", rank, index
     for index, server in state.servers.items():
         if server.state is None:
             yield "server follows", index
@@ -313,9 +366,11 @@ def enough(state: State, names: list[Name]) -> list[Name]:
 
     What a server, its deaths and its connections do changes nothing that belongs to the other. So where each worker awaits a result of one server, or submits
     nothing any more, all that may come before something else of that server is in the names that are its own; the rest may as well come later. And what has
-    been sent to a worker over a connection that cannot break any more may as well come at once. Not while workers may die, which concerns both servers.
+    been sent to a worker over a connection that cannot break any more may as well come at once. Not while workers may die, or come back, which concerns both
+    servers.
     """
-    if state.deaths.workers or not all(worker.alive and worker.has_state for worker in state.workers.values()):
+    disturbed = state.deaths.workers or state.deaths.returns or any(line.others for line in state.lines.values())
+    if disturbed or not all(worker.alive and worker.has_state for worker in state.workers.values()):
         return names
     for index, key in KEYS.items():
         heard = [name for name in names if name[0] == "answer" and name[-1] == index]
@@ -357,8 +412,10 @@ def shown(pieces: Pieces, packed: Packed, own: dict[int, Any] | None = None) -> 
 def touched(name: Name) -> tuple[int, ...]:
     """The places of all pieces that what has this name may look at or change."""
     what, *arguments = name
-    if what in ("hear", "fold", "server follows", "server dies"):
+    if what in ("hear", "hear other", "former returns", "fold", "server follows", "server dies"):
         index = arguments[-1]
+        if what == "former returns":
+            return ALL_SERVERS[index], WORKERS[arguments[0]], *(LINES[rank, index] for rank in RANKS)
         return ALL_SERVERS[index], *(LINES[rank, index] for rank in RANKS)
     rank = arguments[0]
     own = (WORKERS[rank], *(LINES[rank, index] for index in SERVERS))
@@ -399,13 +456,14 @@ class After:
 
         state, own = again()
         what, *arguments = name
-        if what in ("hear", "fold"):
+        serves = {"hear": hear, "fold": fold, "hear other": hear_other, "former returns": former_returns}
+        if what in serves:
             index = arguments[-1]
-            effects = hear(state, *arguments) if what == "hear" else fold(state, index)
+            effects = serves[what](state, *arguments)
             if state.deaths.servers[index]:
                 for most in range(1, len(effects)):
                     half, of_half = again()
-                    server_does(half, index, hear(half, *arguments) if what == "hear" else fold(half, index), most)
+                    server_does(half, index, serves[what](half, *arguments), most)
                     server_dies(half, index)
                     yield changed(half, of_half)
             server_does(state, index, effects, len(effects))

@@ -274,8 +274,9 @@ class SimServer:
         if self.state is None:
             self._early.append((peer, header, payload))
             return
-        if header.kind == Kind.HELLO:
-            self._let_in(peer)
+        if peer not in self._proved:
+            self._proved.add(peer)
+            self._apply(self.state.proved(peer, peer.proof.rank))
         if header.kind == Kind.PUSH and header.payload_bytes and peer in self.state.ranks and not self.world.network.repeating:
             state = self.state.keys[header.key].state
             lacks = header.step == state.step and header.sender not in state.contributions
@@ -290,19 +291,6 @@ class SimServer:
         if self.world.scenario.window_bytes < 1 << 30:
             self._check_room()
 
-    def _let_in(self, link: SimLink) -> None:
-        """HELLO is the first message of a worker that has proved who it is. The connection takes the place of another, which is closed, even if
-        it is an old one of which HELLO comes late: the worker then makes yet another."""
-        assert self.state is not None
-        if link in self._proved:
-            return
-        self._proved.add(link)
-        rank = link.proof.rank
-        before = self.state.peers.get(rank)
-        self.state.joined(link, rank)
-        if before is not None and before is not link and before.owner.is_current(before):
-            before.owner.cut()
-
     def _lost(self, peer: Any) -> None:
         if self.state is not None:
             self.state.lost(peer)
@@ -313,6 +301,9 @@ class SimServer:
                 raise CrashedError
             if isinstance(effect, server_state.Send):
                 self._send(effect)
+            elif isinstance(effect, server_state.Close):
+                if effect.peer.owner.is_current(effect.peer):
+                    effect.peer.owner.cut()
             elif isinstance(effect, Fold):
                 self._begin_fold(effect)
             elif isinstance(effect, Commit):

@@ -8,7 +8,7 @@ import pytest
 
 from psgc.errors import RemoteProtocolError
 from psgc.layout import Declaration, TensorSpec, build_layout
-from psgc.server.state import Send, ServerState, specs_of
+from psgc.server.state import Close, Send, ServerState, specs_of
 from psgc.server.step import Commit, Fold, KeySpec, KeyState, Reply
 from psgc.wire.frames import SERVER_SENDER, Flag, Header, Kind
 from psgc.wire.messages import ErrorCode, Notice, decode_body
@@ -198,18 +198,22 @@ class Serving:
             self.joins(rank)
 
     def joins(self, rank: int, incarnation: int = 0) -> list[Any]:
-        self.state.joined(f"peer {rank} {incarnation}", rank)
+        self.state.proved(f"peer {rank} {incarnation}", rank)
         return self.says(rank, Kind.HELLO, incarnation, step=incarnation)
 
     def says(self, rank: int, kind: Kind, incarnation: int = 0, **fields: Any) -> list[Any]:
-        return self.state.receive(f"peer {rank} {incarnation}", Header(kind, job=5, epoch=1, sender=rank, **fields), None, 0.0)
+        return self.hears(f"peer {rank} {incarnation}", rank, kind, **fields)
+
+    def hears(self, peer: str, rank: int, kind: Kind, **fields: Any) -> list[Any]:
+        return self.state.receive(peer, Header(kind, job=5, epoch=1, sender=rank, **fields), None, 0.0)
 
     def skips(self, rank: int, incarnation: int = 0, step: int = 1) -> list[Any]:
         return self.says(rank, Kind.SKIP, incarnation, flags=Flag.WANT_RESULT, plan=1, key=self.key, step=step)
 
 
 def refused(effects: list[Any]) -> bool:
-    (send,) = effects
+    send, *close = effects
+    assert all(isinstance(effect, Close) and effect.peer == send.peer for effect in close)
     return isinstance(send, Send) and send.header.kind == Kind.ERROR and decode_body(Notice, send.body).code == ErrorCode.NOT_ADMITTED
 
 
@@ -222,6 +226,33 @@ def test_a_process_that_counts_as_dead_is_not_heard_any_more_and_the_next_one_is
     (hello, *_) = serving.joins(1, 2)
     assert hello.header.kind == Kind.HELLO and hello.header.sender == SERVER_SENDER
     assert not refused(serving.skips(1, 2, 2)) and not serving.state.absent
+
+
+def test_a_process_whose_place_another_has_taken_gets_neither_its_connection_nor_into_a_sum() -> None:
+    """It was stopped, or cut off from the scheduler, which has not told it yet; its key is the rank's."""
+    serving = Serving()
+    serving.joins(1, 2)
+    serving.skips(1, 2)
+    assert serving.state.proved("the former process", 1) == []
+    for kind in (Kind.PUSH, Kind.PULL, Kind.BYE):
+        assert refused(serving.hears("the former process", 1, kind)), "nothing is heeded before HELLO"
+    answer, close = serving.hears("the former process", 1, Kind.HELLO, step=0)
+    assert refused([answer]) and isinstance(close, Close) and close.peer == "the former process"
+    assert refused(serving.hears("the former process", 1, Kind.SKIP, plan=1, key=serving.key, step=1))
+    assert serving.state.peers[1] == "peer 1 2", "its connection is as it was"
+    assert list(serving.state.keys[serving.key].state.contributions) == [1] and not serving.state.departed
+
+
+def test_a_connection_takes_the_place_of_another_once_it_has_said_hello_and_the_other_is_closed() -> None:
+    serving = Serving()
+    assert serving.state.proved("second", 1) == [] and serving.state.peers[1] == "peer 1 0"
+    (close,) = serving.state.proved("third", 1)
+    assert isinstance(close, Close) and close.peer == "second", "of those that have said nothing, one of each rank"
+    close, *windows = serving.hears("third", 1, Kind.HELLO)
+    assert isinstance(close, Close) and close.peer == "peer 1 0"
+    assert [send.header.kind for send in windows] == [Kind.WINDOW] and serving.state.peers[1] == "third"
+    for peer in ("peer 1 0", "second"):
+        assert refused(serving.hears(peer, 1, Kind.HELLO)), "it is nobody's"
 
 
 def test_word_of_a_death_that_comes_late_is_not_heeded() -> None:

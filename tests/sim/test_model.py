@@ -9,6 +9,7 @@ from unittest.mock import patch
 import pytest
 from model import Deaths, WrongError, explore
 
+from psgc.server.state import ServerState
 from psgc.server.step import Commit, Kept, KeyState
 from psgc.worker.client import Client
 
@@ -36,6 +37,7 @@ LARGE = pytest.mark.long  # a million states
         (Deaths(workers=1), 24_237),
         (Deaths(workers=2), 201_239),
         (Deaths((2, 0)), 117_251),
+        pytest.param(Deaths(workers=1, returns=1), 280_415, marks=LARGE),
         pytest.param(Deaths((1, 1)), 909_814, marks=LARGE),
         pytest.param(Deaths((1, 0), workers=1), 971_769, marks=LARGE),
     ],
@@ -55,6 +57,17 @@ def _commits_late() -> Any:
     return patch.object(KeyState, "_commit", lambda self, result: sorted(commit(self, result), key=lambda each: isinstance(each, Commit)))
 
 
+def _lets_in_again() -> Any:
+    greeted = ServerState._greeted
+    newest = lambda self, rank, hello: hello._replace(step=max(hello.step, self.incarnations.get(rank, 0)))  # noqa: E731
+    return patch.object(ServerState, "_greeted", lambda self, peer, rank, hello: greeted(self, peer, rank, newest(self, rank, hello)))
+
+
+def _lets_in_at_once() -> Any:
+    """As the rank's, before it has said whose it is."""
+    return patch.object(ServerState, "proved", lambda self, peer, rank: self.joined(peer, rank) or [])
+
+
 BROKEN = {
     "what was committed is forgotten": (Deaths((1, 0)), lambda: _forgets(lambda _: Kept(None))),
     "the kept result is not taken up": (Deaths((1, 0)), lambda: _forgets(lambda kept: kept._replace(result=None))),
@@ -63,7 +76,8 @@ BROKEN = {
     "nobody asks after what is unanswered": (Deaths((1, 0)), lambda: patch.object(Client, "_unanswered", lambda *_: iter(()))),
     "a follower's state is older than what its servers know of": (Deaths(workers=1), lambda: patch.object(KeyState, "replaced", lambda *_: None)),
     "a follower goes on before every server knows of it": (Deaths(workers=1), lambda: patch.object(Client, "greeted", True)),
-    "what is meant for the former process is heard": (Deaths(workers=1), lambda: patch.object(Client, "_is_known_to", lambda *_: True)),
+    "a process whose place was taken is let in again": (Deaths(workers=1, returns=1), _lets_in_again),
+    "a connection counts before it has said whose process it is of": (Deaths(workers=1, returns=1), _lets_in_at_once),
 }  # fmt: skip
 
 
