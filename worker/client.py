@@ -12,6 +12,7 @@ part that is unanswered, and sends a payload again only if the server says that 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -30,6 +31,9 @@ from psgc.worker.sending import Credit, Sending
 from psgc.worker.session import RAISED
 
 NAMED_BY_SERVER_S: Final = 2.5  # a server looks once a heartbeat, and the scheduler passes its line on
+MOST_RETIRED: Final = (
+    64  # layouts; while a server is down none is agreed, so it misses those whose successors were: one of each optimizer at most
+)
 MAYBE_WITHOUT: Final = 2  # of each part, results that may be without a process that has taken another's place: see ``KeyState.replaced``
 
 
@@ -126,11 +130,21 @@ class Client:
         self.servers = [_Server(Sending(Credit(credit_bytes, credit_parts))) for _ in range(server_count)]
         self.counts = Counts()
         self._outstanding: set[int] = set()
+        self._retired: deque[int] = deque(maxlen=MOST_RETIRED)
 
     def add_layout(self, layout: Layout, push_codec_ids: dict[int, int], steps: int = 0) -> None:
         """Add the parts of ``layout``. push_codec_ids: by key. steps: that this rank has taken of it already, in another process."""
         for bucket, part in layout.parts():
             self.parts[part.key] = PartState(PartPlace.of(layout, bucket, part, push_codec_ids[part.key]), bucket.priority, steps)
+
+    def retire(self, layout: int) -> list[Action]:
+        """No rank uses the layout any more, and nothing of it is under way: tell the servers. A server that is down at the moment is down for every rank, so it
+        is told on each new connection."""
+        self._retired.append(layout)
+        return [self._retire(server, layout) for server, state in enumerate(self.servers) if state.up]
+
+    def _retire(self, server: int, layout: int) -> Transmit:
+        return Transmit(server, Header(Kind.RETIRE, job=self.job, epoch=self.epoch, plan=layout, sender=self.rank))
 
     def submit(
         self, key: int, now: float, payload_bytes: int = 0, *, nonfinite: bool = False, skip: bool = False, previous_skipped: int = 0,
@@ -278,7 +292,7 @@ class Client:
         state = self.servers[server]
         state.up = True
         state.sending.connected(queues)
-        actions: list[Action] = [Greet(server)]
+        actions: list[Action] = [Greet(server), *(self._retire(server, layout) for layout in self._retired)]
         for part in self._unanswered(server):  # a skip is as short as a question
             actions.append(self._push(part) if part.said.skip and part.phase is Phase.SENT else self._ask(part))
         actions += map(self._say, state.transfers.said)

@@ -68,8 +68,8 @@ class PushPull:
     def retire(self, layout: Layout) -> None:
         """See ``Network.retire``."""
         self.contributions.remove(layout)
-        if not self._owner.outcome.failed and any(True for _ in layout.served.parts()):
-            self.connections.send_to_all(Kind.RETIRE, layout.id)
+        if not self._owner.outcome.failed and self.client is not None and any(True for _ in layout.served.parts()):
+            self._apply(self.client.retire(layout.id))
 
     def with_speed(self, call: Callable[[Speed], None]) -> None:
         """Call it with the speed of the slowest connection, once that has been measured."""

@@ -468,6 +468,35 @@ def test_a_step_is_not_late_and_no_job_ends_while_the_awaited_rank_goes_on_with_
     assert "more than the limit of 30 s (PSGC_STEP_TIMEOUT_S)" in fault.text
 
 
+def test_a_server_that_was_down_hears_of_a_retired_layout_when_it_is_back() -> None:
+    """All ranks say it within moments, in which its process may be started again: it serves the layout from what the former one has kept."""
+    client = Client(0, job=1, epoch=1, server_count=2)
+    for number in (0, 1):
+        client.connected(number, 0.0)
+    client.disconnected(1)
+    (said,) = client.retire(1)
+    assert isinstance(said, Transmit) and (said.server, said.header.kind, said.header.plan) == (0, Kind.RETIRE, 1)
+    greet, repeated, *_ = client.connected(1, 0.0)
+    assert greet == Greet(1) and repeated == Transmit(1, said.header)
+    server = ServerState(1, 2, 1, 1)
+    layout = a_layout()
+    server.register(layout, *specs_of(layout, 0, 2))
+    for peer in ("first", "again"):
+        server.proved(peer, 0)
+        server.receive(peer, Header(Kind.HELLO, job=1, epoch=1, sender=0), None, 0.0)
+        freed = [effect for effect in server.receive(peer, said.header, None, 0.0) if isinstance(effect, Retire)]
+        assert len(freed) == (peer == "first"), "a repeat changes nothing"
+    assert not server.keys
+
+
+def test_of_retired_layouts_the_last_ones_are_repeated() -> None:
+    client = Client(0, job=1, epoch=1, server_count=1)
+    for layout in range(1, 101):
+        assert client.retire(layout) == []
+    said = [action.header.plan for action in client.connected(0, 0.0) if isinstance(action, Transmit) and action.header.kind == Kind.RETIRE]
+    assert said == list(range(37, 101))
+
+
 def a_layout() -> Layout:
     tensors = (TensorSpec("a", (100,), "float32"), TensorSpec("b", (100,), "float32"))
     declaration = Declaration("m", "plan", tensors, "none", True, order=(0, 1), used=(0, 1), fuse_bytes=0)

@@ -145,15 +145,15 @@ class ServerConnections:
             self._trace.sending(server, header)
         self.links[server].send(header, body, place)
 
-    def send_to_all(self, kind: Kind, plan: int = 0) -> None:
-        """A header alone, to every server. plan: the id of the layout that it is about."""
+    def send_to_all(self, kind: Kind) -> None:
+        """A header alone, to every server."""
         for server in range(len(self.links)):
-            self.greet(server, kind, plan)
+            self.greet(server, kind)
 
-    def greet(self, server: int, kind: Kind, plan: int = 0) -> None:
+    def greet(self, server: int, kind: Kind) -> None:
         """A header that says who this worker is; HELLO, also which of the processes in its rank's place, where that is not the first."""
         client, step = self._client, self._client.incarnation if kind is Kind.HELLO else 0
-        self.links[server].send(Header(kind, job=self._config.job, epoch=client.epoch, plan=plan, step=step, sender=client.rank))
+        self.links[server].send(Header(kind, job=self._config.job, epoch=client.epoch, step=step, sender=client.rank))
 
     @property
     def wire_bytes(self) -> int:
