@@ -271,6 +271,48 @@ def test_two_halves_that_one_optimizer_trains_in_turn_go_on_where_they_were(half
     assert len(found[0]) == 2 and len({*found[0], *found[1]}) == 1, found
 
 
+# Weight decay and momentum move a parameter that no rank uses in a step where zero_grad() has left zeros, and not where it has left None.
+UNUSED_NOW_AND_THEN = """
+second = torch.nn.Linear(3, 1)
+both = torch.nn.ModuleList([model, second])
+sgd = torch.optim.SGD(both.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+optimizer = psgc.DistributedOptimizer(sgd, both.named_parameters())
+elastic = psgc.Elastic(model=both, optimizer=optimizer, seed=1)
+for step in elastic.steps(8):
+    CLEAR
+    (model(torch.rand(4, 3)) + (second(torch.rand(4, 3)) if step < 2 else 0)).square().mean().backward()
+    if psgc.rank() == 1 and step == DIES and not elastic.replaced:
+        os.kill(os.getpid(), signal.SIGKILL)
+    optimizer.step()
+print(f"rank {psgc.rank()} found", [f"{value:.9g}" for p in both.parameters() for value in p.flatten().tolist()])
+"""
+
+
+@pytest.mark.parametrize("set_to_none", [False, True])
+def test_whether_a_gradient_is_zeros_or_none_is_known_to_the_process_that_follows(launched: Any, tmp_path: Path, set_to_none: bool) -> None:
+    found = []
+    for dies in (-1, 4):
+        script = tmp_path / f"unused{dies}.py"
+        script.write_text(TRAINS + UNUSED_NOW_AND_THEN.replace("DIES", str(dies)).replace("CLEAR", f"optimizer.zero_grad({set_to_none})"))
+        status, out, err = launched.end(launched.psgc("run", "--no-prefix", "--", sys.executable, str(script), PSGC_FUSE_BYTES="1", **WAIT))
+        assert status == 0, err
+        assert err.count("another process takes its place") == (dies >= 0)
+        found.append(sorted(line.partition("found")[2] for line in out.splitlines() if "found" in line))
+    assert found[0] == found[1] and len(set(found[0])) == 1 and len(found[0]) == 2
+
+
+def test_gradients_that_add_up_from_step_to_step_are_refused(launched: Any, tmp_path: Path) -> None:
+    """Another process would not have what is in them."""
+    script = tmp_path / "adds.py"
+    script.write_text(TRAINS + UNUSED_NOW_AND_THEN.replace("DIES", "-1").replace("CLEAR", "pass"))
+    status, _, err = launched.end(launched.psgc("run", "--", sys.executable, str(script), **WAIT))
+    assert status == 1
+    last = err.strip().splitlines()[-1]
+    assert (
+        "still has what an earlier step left in p.grad" in last and "call optimizer.zero_grad() in each step before backward()" in last
+    ), err
+
+
 def test_a_second_optimizer_in_the_loop_is_refused(launched: Any, tmp_path: Path) -> None:
     """What it trains would not get to another process."""
     script = tmp_path / "second.py"

@@ -34,8 +34,8 @@ LARGE = pytest.mark.long  # a million states
 @pytest.mark.parametrize(
     ("deaths", "states"),
     [
-        (Deaths(workers=1), 24_237),
-        (Deaths(workers=2), 201_239),
+        (Deaths(workers=1), 19_923),
+        (Deaths(workers=2), 266_826),
         (Deaths((2, 0)), 117_251),
         pytest.param(Deaths(workers=1, returns=1), 280_415, marks=LARGE),
         pytest.param(Deaths((1, 1)), 909_814, marks=LARGE),

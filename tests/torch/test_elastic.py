@@ -85,6 +85,103 @@ def test_what_is_read_in_the_middle_of_a_step_is_the_state_at_its_beginning() ->
     assert rates.get_last_lr() == schedule.get_last_lr()
 
 
+def handed_over(giver: TrainingState, taker: TrainingState, beginning: Any) -> None:
+    head, tensors = giver.read(beginning)
+    whole, places = taker.places(head)
+    for place, tensor in zip(places, tensors, strict=True):
+        place.copy_(tensor)
+    taker.take(whole)
+
+
+@pytest.fixture
+def unfused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each gradient has a bucket of its own, which is skipped in a step that does not use it."""
+    psgc.shutdown()
+    monkeypatch.setenv("PSGC_FUSE_BYTES", "1")
+    psgc.init()
+
+
+class Two(torch.nn.Module):
+    """Of which the second is used now and then; weight decay and momentum move it also by a gradient of zeros."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.first, self.second = torch.nn.Linear(4, 1), torch.nn.Linear(4, 1)
+        sgd = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+        self.optimizer: Any = psgc.DistributedOptimizer(sgd, self.named_parameters())
+
+    def train_step(self, number: int, zero: bool | None) -> None:
+        """zero: what zero_grad leaves; None: it is not called."""
+        if zero is not None:
+            self.optimizer.zero_grad(set_to_none=not zero)
+        of = (self.first, self.second) if number == 0 else (self.first,)
+        sum(net(torch.full((2, 4), number + 1.0)).square().mean() for net in of).backward()  # type: ignore[union-attr]
+        self.optimizer.step()
+
+
+@pytest.mark.parametrize("trained_before", [False, True])
+@pytest.mark.parametrize("zeroed_after", [False, True])
+@pytest.mark.parametrize("zero", [False, True])
+@pytest.mark.usefixtures("unfused")
+def test_whether_a_gradient_is_there_goes_along(zero: bool, zeroed_after: bool, trained_before: bool) -> None:
+    """An optimizer leaves a parameter alone whose p.grad is None, and decays one whose p.grad is zeros. zeroed_after: each step, and not before it;
+    trained_before: the process that takes the state has made a step of its own before its loop."""
+    session = psgc.current_session()
+    model, other = Two(0), Two(1)
+    giver, taker = (TrainingState(session, each, each.optimizer, {}) for each in (model, other))
+
+    def step(each: Two, number: int) -> None:
+        each.train_step(number, None if zeroed_after else zero)
+        if zeroed_after:
+            each.optimizer.zero_grad(set_to_none=not zero)
+
+    step(model, 0)
+    if trained_before:
+        other.train_step(0, True)
+    handed_over(giver, taker, giver.beginning(1, False, (0,)))
+    before = [parameter.clone() for parameter in model.second.parameters()]
+    for number in (1, 2):
+        for each, state in ((model, giver), (other, taker)):
+            step(each, number)
+            state.check_gradients()
+        for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
+            assert torch.equal(mine, theirs)
+    assert zero != all(map(torch.equal, before, model.second.parameters())), "zeros decay it"
+
+
+@pytest.mark.usefixtures("unfused")
+def test_a_step_that_uses_what_an_earlier_one_left_in_a_gradient_is_refused_before_its_update() -> None:
+    """p.grad = mean1 + mean2, or a parameter that no rank uses in the step and the optimizer applies anew."""
+    session = psgc.current_session()
+    for used_again in (True, False):
+        model = Two(0)
+        state = TrainingState(session, model, model.optimizer, {})
+        state.beginning(0, False, (0,))
+        model.train_step(0, True)
+        state.check_gradients()
+        state.beginning(1, False, (0,))
+        if not used_again:
+            model.first.zero_grad()
+        model.train_step(1, None)
+        name = "first.weight" if used_again else "second.weight"
+        with pytest.raises(
+            UsageError, match=rf"the gradient of '{name}' still has what an earlier step left in p\.grad.*zero_grad\(\) in each step"
+        ):
+            state.check_gradients()
+
+
+def test_two_backwards_of_one_step_may_add_up() -> None:
+    session = psgc.current_session()
+    model = Two(0)
+    state = TrainingState(session, model, model.optimizer, {})
+    for number in range(2):
+        state.beginning(number, False, (0,))
+        for zero in (True, None):
+            model.train_step(0, zero)
+            state.check_gradients()
+
+
 class Averaged(torch.nn.Module):
     """A model with a moving average of its weights, which the script changes and no optimizer does. optimizer_has_it: without a gradient."""
 

@@ -172,6 +172,8 @@ class Elastic:
             raise UsageError(
                 f"{WHOSE} does not go together with step(closure), which changes parameters while gradients are awaited; call backward() before"
             )
+        if self._followed:
+            self._state.check_gradients()
         with self._changed:
             while self._readers:
                 self._changed.wait(POLL_S)

@@ -4,6 +4,9 @@ The optimizer's parameters and its state change only by its updates, so they are
 that they have had in the step: who takes them leaves out so many. The optimizer's options, which a schedule may change after an update, are kept as they
 were after the last one. Everything else may change during a step, and is copied at its beginning: buffers, parameters that the optimizer leaves alone (a
 moving average's, frozen ones), and other objects' states as bytes.
+
+Of p.grad it is said whether it is there at the beginning, for an optimizer treats zeros otherwise than None. What is in it is not given: that would be a copy
+of all gradients at each step. So a step that uses it is refused, on every rank and before the update.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from psgc.torch.tensors.push_pull import follow_unnamed, unnamed_calls
 from psgc.worker.session import Progress, Session
 
 WHOSE: Final = "Elastic"
+NONE, ZEROS, LEFT = "nzl"  # a p.grad at a step's beginning: None, as zero_grad(set_to_none=False) left it, or with anything else in it
 
 
 class Stateful(Protocol):
@@ -77,9 +81,41 @@ class TrainingState:
         progress = self._session.progress
         kept = {
             "last": exchange.last.told(), "steps": dict(progress.steps), "barriers": progress.barriers,
-            "unnamed": unnamed_calls(self._session), "extra": {name: _plain(of.state_dict()) for name, of in self._extra.items()},
+            "unnamed": unnamed_calls(self._session), "gradients": self._gradients_left(),
+            "extra": {name: _plain(of.state_dict()) for name, of in self._extra.items()},
         }  # fmt: skip
         return plain.encode(kept, "state", WHOSE)
+
+    def _gradients_left(self) -> str:
+        """A letter for each of the optimizer's parameters. What is left in one from now on is not to be used."""
+        own = self._optimizer._psgc_gradients.gradients
+        found = []
+        for parameter in self._in_order():
+            gradient = own[own.index(parameter)] if own.knows(parameter) else None
+            letter = NONE if parameter.grad is None else ZEROS if gradient is not None and gradient.zeroed else LEFT
+            if gradient is not None:
+                gradient.mean.note_old(letter == LEFT)
+            found.append(letter)
+        return "".join(found)
+
+    def _leave_gradients(self, letters: str) -> None:
+        """Have p.grad as another rank has it, but for what is in it."""
+        gradients = self._optimizer._psgc_gradients
+        gradients.watch()
+        for parameter, letter in zip(self._in_order(), letters, strict=True):
+            own = gradients.gradients[gradients.gradients.index(parameter)] if gradients.knows(parameter) else None
+            parameter.grad = None if letter == NONE else torch.zeros_like(parameter)
+            if letter == ZEROS and own is not None:
+                own.note_zero()
+
+    def check_gradients(self) -> None:
+        """Raise UsageError where the update that is about to be made uses what was in a p.grad at the step's beginning."""
+        for gradient in self._optimizer._psgc_gradients.gradients:
+            if gradient.mean.has_old:
+                raise UsageError(
+                    f"{WHOSE}: the gradient of {gradient.spec.name!r} still has what an earlier step left in p.grad, which a process that takes a dead "
+                    f"worker's place would not have; call optimizer.zero_grad() in each step before backward(), or set PSGC_ON_WORKER_LOSS=stop"
+                )
 
     def check_trained(self) -> None:
         """Raise UsageError for a parameter of the model that something else than the optimizer trains: an update of that which another rank has made already
@@ -101,8 +137,11 @@ class TrainingState:
                     f"could not follow; have one optimizer for all that is trained, with a group of parameters for each, or set PSGC_ON_WORKER_LOSS=stop"
                 )
 
+    def _in_order(self) -> list[torch.Tensor]:
+        return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+
     def _optimized(self) -> set[torch.Tensor]:
-        return {parameter for group in self._optimizer.param_groups for parameter in group["params"]}
+        return set(self._in_order())
 
     def _apart(self) -> list[tuple[str, torch.Tensor]]:
         """The model's parameters that no update changes. One whose gradient is averaged may lack the requirement for a while, as GANs' do."""
@@ -159,6 +198,7 @@ class TrainingState:
         self._optimizer._psgc_gradients.exchange.last.follow(kept["last"])
         self._session.catch_up(Progress(kept["steps"], kept["barriers"]))
         follow_unnamed(self._session, kept["unnamed"])
+        self._leave_gradients(kept["gradients"])
         apart = {name: whole["parameters"][name] for name, _ in self._apart()}
         return Beginning(
             whole["step"], whole["kept"], whole["buffers"], apart, whole["ended"], whole["updates"], self._options(), tuple(whole["members"])

@@ -86,7 +86,7 @@ class Gradient:
         if fixed and self.passes:
             if self.seen is None or not self.seen.still(grad):
                 raise UsageError(changed.format(name=self.spec.name))
-        elif grad is None or (self.zero is not None and self.zero.still(grad)) or self.mean.set_aside():
+        elif grad is None or self.zeroed or self.mean.set_aside():
             self.seen = None
         else:
             self.look(grad)
@@ -105,6 +105,11 @@ class Gradient:
         """zero_grad has filled p.grad with zeros: until it changes it takes no part."""
         grad = self.parameter.grad
         self.zero = None if grad is None else Noted(grad, grad._version)
+
+    @property
+    def zeroed(self) -> bool:
+        """Whether p.grad is as zero_grad(set_to_none=False) left it."""
+        return self.zero is not None and self.zero.still(self.parameter.grad)
 
     def replace(self, grad: torch.Tensor) -> None:
         """Have p.grad be ``grad``, to which it has been copied."""

@@ -36,20 +36,32 @@ class Noted:
 
 class LastMean:
     """Of one parameter. aside: a mean that p.grad has made room for, to be added to what comes. view: the place in its bucket's memory that what comes is put
-    into (``views``), if it has one."""
+    into (``views``), if it has one. old: p.grad at a moment from which on it is not to be used; used_old: backward has added to it."""
 
-    __slots__ = ("_noted", "_parameter", "aside", "view")
+    __slots__ = ("_noted", "_parameter", "aside", "old", "used_old", "view")
 
     def __init__(self, parameter: torch.Tensor) -> None:
         self._parameter = parameter
         self._noted: Noted | None = None  # as the last synchronization, or the step on it, left it, held weakly
         self.aside: torch.Tensor | None = None
         self.view: torch.Tensor | None = None
+        self.old: Noted | None = None
+        self.used_old = False
 
     def note(self) -> None:
         """Remember p.grad as the mean that all ranks have."""
         grad = self._parameter.grad
         self._noted = None if grad is None else Noted(TensorWeakRef(grad), grad._version)
+
+    def note_old(self, old: bool) -> None:
+        """What is in p.grad, if anything, belongs to the time before this moment. old: it is there, and to be seen if it is used."""
+        grad = self._parameter.grad
+        self.old, self.used_old = Noted(TensorWeakRef(grad), grad._version) if old and grad is not None else None, False
+
+    @property
+    def has_old(self) -> bool:
+        """Whether p.grad has something in it since ``note_old``, or from then."""
+        return self.used_old or (self.old is not None and self.old.still(self._parameter.grad))
 
     def note_step(self) -> None:
         """The optimizer has stepped on the mean: the trainer's changes to it (clipping) are the same on all ranks, too."""
@@ -75,6 +87,8 @@ class LastMean:
     def set_aside(self) -> bool:
         """Set p.grad aside if it is the unchanged mean, so that backward adds to an empty one. True if it was set aside."""
         grad = self._parameter.grad
+        if self.old is not None and self.old.still(grad):
+            self.used_old = True
         if grad is None or self._noted is None or not self._noted.still(grad):
             return False
         self.aside, self._parameter.grad, self._noted = grad.clone() if grad is self.view else grad, None, None
