@@ -88,10 +88,12 @@ class Continuity:
         """Write the journal anew."""
         self._guarded(lambda journal: journal.begin([self._began(), *records]))
 
+    def end(self) -> None:
+        """The job is over: no process follows this one in it."""
+        self._guarded(lambda journal: journal.remove())
+
     def close(self) -> None:
-        """The job is over."""
-        if self._journal is not None:
-            self._guarded(lambda journal: journal.remove())
+        """This process ends. Unless the job is over, another goes on from what is written down."""
         if self._journal is not None:
             self._journal.close()
 

@@ -22,6 +22,7 @@ _FRAME: Final = struct.Struct("<II")  # bytes of the body, its CRC-32
 MAGIC: Final = "psgc journal 1"
 MOST_BYTES: Final = 256 << 20  # of a frame: layouts and values are far smaller
 GROWN_BYTES: Final = 1 << 20  # a file that has grown by less is left as it is
+_BEGINS: Final = json.dumps({"journal": MAGIC}, separators=(",", ":")).encode()[:-1]  # the first frame's body
 _WHOLE: Final = {"whole": True}
 
 
@@ -86,9 +87,11 @@ class Journal:
 
     @classmethod
     def at(cls, path: str) -> Journal:
-        """A journal in the files ``path`` and ``path``.other, which are made, readable by this user alone. Raises PsgcError."""
+        """A journal in the files ``path`` and ``path``.other, which are made, readable by this user alone. Raises PsgcError, for files of others, too."""
         fds: list[int] = []
         try:
+            for name in _names(path):
+                _check_own(name)
             for name in _names(path):
                 fds.append(os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             _sync_folder(path)
@@ -139,6 +142,17 @@ class Journal:
     def close(self) -> None:
         while self._fds:
             os.close(self._fds.pop())
+
+
+def _check_own(name: str) -> None:
+    """Raise PsgcError for a file that is there, and was not made by a journal: it would be overwritten. One whose first frame is cut off may be a journal's."""
+    try:
+        with open(name, "rb") as file:
+            begins = file.read(_FRAME.size + len(_BEGINS))
+    except FileNotFoundError:
+        return
+    if begins.strip(b"\0") and not (len(begins) > _FRAME.size and _BEGINS.startswith(begins[_FRAME.size :].rstrip(b"\0"))):
+        raise PsgcError(f"scheduler: {name} is there and is no journal of this psgc; remove it, or name another file (PSGC_JOURNAL)")
 
 
 def _names(path: str) -> tuple[str, str]:

@@ -61,7 +61,9 @@ def serve(config: Config, again: bool = False) -> int:
     names = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "SIGINT"}
     before = {n: signal.signal(n, lambda number, _: loop.mailbox.put(loop.stop, names[signal.Signals(number)])) for n in names}
     try:
-        return loop.run()
+        status = loop.run()
+        continuity.end()
+        return status
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

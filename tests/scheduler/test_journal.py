@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -15,11 +16,13 @@ from psgc import __version__
 from psgc.config import Config
 from psgc.errors import ConfigError, PsgcError
 from psgc.scheduler import continuity as continuity_module
+from psgc.scheduler import loop
 from psgc.scheduler.continuity import Continuity
 from psgc.scheduler.journal import GROWN_BYTES, Journal, frame, read
 from psgc.scheduler.records import KINDS, Absent, Alone, Complete, Failed, Joined, LaidOut, Left, Passed, Record, Turned, from_json, to_json
 from psgc.scheduler.sealing import digest, seal, unseal
 from psgc.wire.messages import Register
+from tests.ports import free_port
 from tests.scheduler.talk import register
 
 RECORDS: list[Record] = [
@@ -226,12 +229,13 @@ def test_a_job_that_is_over_leaves_nothing(tmp_path: Path) -> None:
     assert first.returns
     assert Continuity(of_path, False).records == RECORDS
     assert path.stat().st_mode & 0o777 == 0o600
+    first.end()
     first.close()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_process_that_serves_another_job_says_so_to_the_one_that_follows_it(fds: list[int]) -> None:
-    complete(fds).close()
+    complete(fds).end()
     second = Continuity(config(fds), True)
     assert second.records == []
     again = Continuity(config(fds), False)
@@ -278,3 +282,47 @@ def test_a_registration_goes_through_a_journal_unchanged() -> None:
     )  # fmt: skip
     assert isinstance(whole, Register)
     assert Joined.of(b"s", whole).read() == (b"s", whole)
+
+
+@pytest.mark.parametrize(
+    "content", [b"#!/usr/bin/env python\nimport psgc\n", b"notes\n", frame({"journal": "psgc journal 2", "generation": 1})]
+)
+@pytest.mark.parametrize("which", ["journal", "journal.other"])
+def test_a_file_that_is_no_journal_is_refused_in_a_line_and_stays_as_it_is(tmp_path: Path, which: str, content: bytes) -> None:
+    (tmp_path / which).write_bytes(content)
+    with pytest.raises(
+        PsgcError,
+        match=rf"^scheduler: .*/{which} is there and is no journal of this psgc; remove it, or name another file \(PSGC_JOURNAL\)$",
+    ):
+        Journal.at(str(tmp_path / "journal"))
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {which: content}
+
+
+def test_a_journal_that_was_cut_off_while_it_was_begun_is_taken_up(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    first = Journal.at(str(path))
+    first.begin(RECORDS)
+    first.close()
+    whole = max((path.read_bytes(), Path(f"{path}.other").read_bytes()), key=len)
+    for cut in (b"", bytes(100), *(whole[:size] for size in range(9, len(whole) + 1)), whole[:20] + bytes(80)):
+        path.write_bytes(cut)
+        Journal.at(str(path)).close()
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_scheduler_that_ends_by_an_exception_leaves_its_journal_to_the_next(
+    fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that cannot be opened, say, for want of descriptors."""
+
+    def run(self: Any) -> int:
+        self._continuity.keep(RECORDS, lambda: RECORDS)
+        if fails:
+            raise MemoryError
+        return 0
+
+    monkeypatch.setattr(loop._Loop, "run", run)
+    of_path = config(journal=str(tmp_path / "journal"), root_host="127.0.0.1", root_port=free_port(), servers=0)
+    with pytest.raises(MemoryError) if fails else contextlib.nullcontext():
+        loop.serve(of_path)
+    assert Continuity(of_path, False).records == (RECORDS if fails else [])
