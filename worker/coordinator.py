@@ -45,7 +45,7 @@ class Owner(Protocol):
     def laid_out(self, layout: Layout) -> None: ...
     def turn(self, key: int) -> None: ...
     def hand_over(self, handover: Handover) -> None: ...
-    def failed(self, text: str) -> None: ...
+    def failed(self, text: str, cut_off: bool = False) -> None: ...
 
 
 class _Stage(Enum):
@@ -171,7 +171,7 @@ class Coordinator:
         if not sign.gone:
             self._warn(topic, sign.text)
         elif self._stage is _Stage.MEMBER:
-            self._owner.failed(sign.text)
+            self._owner.failed(sign.text, sign.cut_off)
         else:
             self._stage = _Stage.LEFT
 
@@ -181,7 +181,7 @@ class Coordinator:
             logger.warning("%s", text)
 
     def _say_again(self) -> None:
-        """On a new connection: repeat what is unanswered, because the old connection may have lost it."""
+        """On a new connection, which may follow one that has lost it, or because the scheduler asks: repeat what is unanswered."""
         if self._stage is _Stage.MEMBER:  # also once it is admitted: who listens now may be another process of the scheduler
             self.register()
         self.requests.say_again()
@@ -199,6 +199,8 @@ class Coordinator:
             elif topology.servers != self._line.topology.servers:
                 self._line.topology = self._job.topology = topology
                 self._owner.moved(topology)
+        elif header.kind == Kind.REGISTER:
+            self._say_again()
         elif header.kind == Kind.DECLARE:
             self.requests.declare_whole(header.plan)
         elif header.kind == Kind.LAYOUT:
@@ -219,7 +221,7 @@ class Coordinator:
             if self._stage is not _Stage.MEMBER and notice.code == ErrorCode.NOT_ADMITTED:
                 self._stage = _Stage.LEFT  # this scheduler is the next job's: the one of this job has ended, and its answer to BYE was lost
             else:
-                self._owner.failed(notice.text)
+                self._owner.failed(notice.text, notice.code == ErrorCode.CUT_OFF)
         elif header.kind == Kind.BYE and self._stage is _Stage.LEAVING:
             self._stage = _Stage.LEFT
         elif header.kind == Kind.HEARTBEAT and body:

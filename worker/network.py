@@ -192,10 +192,11 @@ class Network(threading.Thread):
         if self.steps_of is not None:
             self.steps_of.turn(key)
 
-    def failed(self, text: str) -> None:
-        """The job has failed: release every waiter, and end the process if it does not end by itself."""
+    def failed(self, text: str, cut_off: bool = False) -> None:
+        """The job has failed, or goes on without this process, as far as it knows (cut_off): release every waiter, and end the process if it does not end by
+        itself."""
         error = JobFailed(text)
-        if not self.outcome.fail(error):
+        if not self.outcome.fail(error, event="cut off" if cut_off and self.config.on_worker_loss != "stop" else "job failed"):
             return
         spoken_for = error.told or (self.config.torchrun and self.config.local_rank > 0)  # by the launcher, or by its node's first worker
         logger.log(logging.DEBUG if spoken_for else logging.ERROR, "job failed reason=%s", text)

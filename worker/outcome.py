@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import cast
 
 from psgc.config import Config
-from psgc.diagnostics.report import Launcher
+from psgc.diagnostics.report import Event, Launcher
 from psgc.errors import JobFailed, PsgcError, UsageError
 from psgc.layout import Layout
 from psgc.processes.checkpoints import SAVES
@@ -47,14 +47,14 @@ class Outcome:
                 "after init()"
             )
 
-    def fail(self, error: PsgcError, tells: bool = True) -> bool:
+    def fail(self, error: PsgcError, tells: bool = True, event: Event = "job failed") -> bool:
         """The job has failed. Returns False if it had before. The caller then releases whoever waits, and calls ``run_calls``. tells: the launcher, which then
-        says why."""
+        says why. event: what it is told."""
         with self._lock:
             if self.error is not None:
                 return False
             if tells and isinstance(error, JobFailed):
-                error.told = self.launcher.tell("job failed", str(error))
+                error.told = self.launcher.tell(event, str(error))
             self.error = error
         return True
 

@@ -33,6 +33,7 @@ class Account:
     left: int = 0  # how many jobs it has left in order; of a service: has seen to their end
     informed: bool = False  # that the job has failed
     left_out: bool = False  # it has died, and the job goes on without it
+    cut_off: str = ""  # why it has left a job that may go on
     coming_back: bool = False  # another process has been started in its place, and has not joined yet
 
     @property
@@ -43,7 +44,7 @@ class Account:
     def comes_back(self) -> None:
         """Another process has been started in its place, which joins the same job once more."""
         self.begun = self.joined = self.left
-        self.coming_back = True
+        self.coming_back, self.cut_off = True, ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,9 @@ class Blame:
         elif report.event == "job failed":
             account.informed = True
             self._add(Weight.FOUND if account.scheduler else Weight.REPORTED, report.child, report.text)
-        elif not account.informed:  # else it died of what it was told
+        elif report.event == "cut off":
+            account.cut_off = report.text
+        elif not (account.informed or account.cut_off):  # else it died of what it was told
             who = f"rank {report.rank}" if report.rank >= 0 else account.name
             self._add(Weight.OWN, report.child, f"{who} ended with {report.text}")
         self._find_absent()

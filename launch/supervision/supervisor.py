@@ -290,15 +290,15 @@ class Supervisor:
         child.leave_nothing()
         if child.service and not working and child.status != 0 and not self._failing:
             if not ours:
-                self.say(f"after the workers had ended, {child.describe_end()}")
+                self.say(f"after the workers had ended, {self._how_ended(number)}")
         elif ours:
             self.blame.end(number)
         elif child.status and not self.blame.failed and self._spared.spares(number, self.blame.accounts[number]):
             self.blame.leave_out(number)
-            if text := self._spared.lose(number, child.describe_end(), child.status):
+            if text := self._spared.lose(number, self._how_ended(number), child.status):
                 self.say(text)
         else:
-            self.blame.end(number, child.status or 0, child.describe_end())
+            self.blame.end(number, child.status or 0, self._how_ended(number))
             if self._absent is not None and self.blame.is_absent(number):
                 self._absent(child)
                 self._absent = None  # the first is enough
@@ -307,6 +307,11 @@ class Supervisor:
             self._end_if_failed()
         if not working:
             self._end_within(0 if self.blame.unneeded else self._patience.service_s)
+
+    def _how_ended(self, number: int) -> str:
+        """Who has ended and how, or why it had left the job before."""
+        child, cut_off = self.children[number], self.blame.accounts[number].cut_off
+        return f"{child.who} was cut off: {cut_off}" if cut_off else child.describe_end()
 
     @property
     def _working(self) -> bool:
@@ -345,7 +350,7 @@ class Supervisor:
             self.say(f"{child.name} cannot be started again: {error}; see `ulimit -u -n`")
             return False
         goes_on = "a spare process takes its place" if successor.was_spare else child.goes_on
-        self.say(f"{child.describe_end()}; {goes_on}")
+        self.say(f"{self._how_ended(number)}; {goes_on}")
         if worker:
             account.comes_back()
             self._saving.discard(number)

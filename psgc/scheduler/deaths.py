@@ -14,6 +14,7 @@ from psgc.scheduler.job import Job
 from psgc.scheduler.losses import may_be_replaced
 from psgc.scheduler.records import Alone, succeeded
 from psgc.scheduler.roster import Member
+from psgc.wire.frames import Kind
 
 # After a process has ended: what it said last, as why it failed, may still be on its way on a busy machine. Well below the few heartbeats for which
 # its peers in a collective wait for this scheduler to say who has died.
@@ -30,7 +31,10 @@ class Deaths:
         """What is done about members that have died, and whether the job has ended by it."""
         moved: list[Action] = []
         for member in list(self._job.roster):
-            if (text := self._death(member, now)) is None:
+            mourned, text = member.mourned, self._death(member, now)
+            if mourned and not member.mourned:  # it was only silent: what it had asked for was forgotten
+                moved.append(self._job.post.send(member.peer, Kind.REGISTER))
+            if text is None:
                 continue
             actions = None if self._job.agreements is None else self._go_on_without(member, text, now)
             if actions is None:

@@ -18,7 +18,7 @@ from psgc.scheduler.post import Post
 from psgc.scheduler.records import Absent, Handed, Record, Settled, succeeded
 from psgc.scheduler.roster import Member, Roster
 from psgc.wire.frames import Header, Kind
-from psgc.wire.messages import Notice, Register, encode_body
+from psgc.wire.messages import ErrorCode, Notice, Register, encode_body
 
 TOO_LATE: Final = (
     "was to take a dead worker's place, but came too late: the others have ended the training without it (PSGC_ON_WORKER_LOSS=shrink)"
@@ -72,7 +72,7 @@ class Losses:
     def turn_away(self, absent: Member, peer: bytes) -> Send:
         """A worker speaks that was silent for so long that the others have gone on without it: its process ends."""
         text = f"{absent.label} was silent for so long that it counted as dead, and the others went on without it (PSGC_DEAD_S); look at its machine"
-        return self._post.send(peer, Kind.ABORT, encode_body(Notice(0, text)))
+        return self._post.send(peer, Kind.ABORT, encode_body(Notice(ErrorCode.CUT_OFF, text)))
 
     def replace(self, worker: Member, peer: bytes, register: Register, now: float) -> list[Action]:
         """Another process has taken a worker's place: it goes on from the state of a worker that lives, for which it will ask."""

@@ -46,6 +46,7 @@ WAKE_BYTES: Final = 512 << 10  # of a large payload must have come before a poll
 SEND_AT_ONCE: Final = 32  # messages in one system call
 SEALED_BYTES: Final = 256 << 10  # how far ahead of the kernel messages are encrypted
 KEEPALIVE_S: Final = 5
+MOST_PROBES: Final = 127  # that the kernel takes; beyond these the time without an answer decides alone
 # Of Linux's struct tcp_info, in microseconds: busy_time, while bytes were not acknowledged; rwnd_limited, while that was for want of room at the receiver.
 _BUSY: Final = struct.Struct("@QQ")
 _BUSY_AT: Final = 168
@@ -59,8 +60,8 @@ def set_options(sock: socket.socket, dead_s: float) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_S)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, max(1, math.ceil(dead_s / KEEPALIVE_S) - 1))
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(dead_s * 1000))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, min(MOST_PROBES, max(1, math.ceil(dead_s / KEEPALIVE_S) - 1)))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, min(int(dead_s * 1000), 2**31 - 1))
 
 
 @dataclass(slots=True)

@@ -41,6 +41,7 @@ class ErrorCode(IntEnum):
     NO_CONTRIBUTOR = 15
     BROKEN_GROUP = 16
     ABSENT = 17
+    CUT_OFF = 18
 
 
 LEFT_OUT_IF_EMPTY: Final = {"left out": "if empty"}  # metadata of a field that was added later: bodies without it stay as they were

@@ -130,3 +130,13 @@ def test_a_worker_that_joined_fewer_jobs_is_to_blame_once_it_has_ended_and_other
     blame.hear(Report(FIRST, "joining"))
     text, status = blame.verdict() or ("", 0)
     assert (text[:59], status) == ("worker 1 ended with status 0 and joined 1 job(s), not the n", 1)
+
+
+def test_a_worker_that_was_cut_off_may_be_followed_and_is_not_the_cause() -> None:
+    blame = job()
+    blame.hear(Report(SECOND, "cut off", "the scheduler has said nothing for 60 s", 1))
+    blame.hear(Report(SECOND, "died", "RuntimeError: of what it was told", 1))
+    account = blame.accounts[SECOND]
+    assert (blame.cause, account.informed, account.in_job) == (None, False, True)
+    account.comes_back()
+    assert account.in_job and not account.cut_off, "also before the next one has joined"

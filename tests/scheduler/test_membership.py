@@ -326,3 +326,23 @@ def test_whatever_anyone_says_the_scheduler_answers_or_ends_the_job_and_never_br
                 assert decode_body(Notice, action.body).text
             if isinstance(action, Log):
                 assert action.level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR)
+
+
+def test_under_wait_a_worker_that_was_only_silent_is_asked_to_say_again_what_was_forgotten() -> None:
+    """One C call held the GIL; the connection stood all the time."""
+    job = Job(2, 1)
+    job.join("s0", register("server", 0, index=0))
+    for node in range(2):
+        job.join(f"w{node}", register(node=node, incarnation=1))
+    assert sent(job.say("w1", Kind.BARRIER, step=1), Kind.BARRIER) == {}
+    heard: list[Any] = []
+    for _ in range(int(DEAD_S) + 3):
+        heard += [*job.say("w0", Kind.HEARTBEAT), *job.say("s0", Kind.HEARTBEAT), *job.tick(1)]
+    assert "worker 1" in logged(heard) and "the others wait for the process that takes its place" in logged(heard)
+    assert sent(job.say("w0", Kind.BARRIER, step=1), Kind.BARRIER) == {}, "its next process is to come, too"
+    job.say("w1", Kind.HEARTBEAT)
+    asked = job.tick(1)
+    assert set(sent(asked, Kind.REGISTER)) == {"w1"}
+    assert sent(job.tick(1), Kind.REGISTER) == {}, "once"
+    job.join("w1", register(node=1, incarnation=1))
+    assert set(sent(job.say("w1", Kind.BARRIER, step=1), Kind.BARRIER)) == {"w0", "w1"}

@@ -116,7 +116,7 @@ class SimWorker:
         self.client.add_layout(layout, self.world.push_codecs(layout))
         self.layouts[layout.name] = layout
 
-    def failed(self, text: str) -> None:
+    def failed(self, text: str, cut_off: bool = False) -> None:
         raise WrongError(f"worker {self.node} failed: {text}")
 
     # servers

@@ -81,7 +81,7 @@ class ReturningWorker(MortalWorker):
         lags = scenario.lags_s * self.rng.expovariate(1.0) if scenario.lags_s and self.node == scenario.machine else 0.0
         return super().decode_time() + lags
 
-    def failed(self, text: str) -> None:
+    def failed(self, text: str, cut_off: bool = False) -> None:
         if TOO_LATE not in text:
             super().failed(text)
         self.world.bury(self)

@@ -11,13 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zmq
 
 from psgc.config import Config
 from psgc.errors import ConfigError, PsgcError, RemoteProtocolError
+from psgc.transport.control.dealer import set_common_options
 from psgc.transport.link_set import LinkSet
 from psgc.transport.security.encryption import require
 from psgc.transport.security.handshake import ServerProof, WorkerProof, worker_key
-from psgc.transport.tcp import STAGE_BYTES, TRANSPORT, TcpLink, TcpListener
+from psgc.transport.tcp import STAGE_BYTES, TRANSPORT, TcpLink, TcpListener, set_options
 from psgc.transport.watch import Watch
 from psgc.wire.frames import HEADER_BYTES, MAX_PAYLOAD_BYTES, Header, Kind, pack_header
 
@@ -312,3 +314,10 @@ def test_connections_are_made_from_the_address_that_the_worker_is_given_to_the_o
         assert host.source.startswith(expected), (own, host.source)
         for each in (client, host, listener):
             each.close()
+
+
+@pytest.mark.parametrize("dead_s", [0.1, 60, 645, 1e4, 1e9])
+def test_any_time_of_silence_may_be_set(dead_s: float) -> None:
+    with socket.socket() as sock, zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        set_options(sock, dead_s)
+        set_common_options(dealer, dead_s)

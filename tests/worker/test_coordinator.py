@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -55,7 +56,7 @@ class Owner:
     def laid_out(self, layout: Layout) -> None:
         raise AssertionError(layout)
 
-    def failed(self, text: str) -> None:
+    def failed(self, text: str, cut_off: bool = False) -> None:
         raise JobFailed(text)
 
 
@@ -144,3 +145,16 @@ def test_a_worker_that_leaves_and_meets_the_next_jobs_scheduler_has_left(monkeyp
         else:
             with pytest.raises(JobFailed, match="register first"):
                 coordinator.receive({connection.socket})
+
+
+def test_a_worker_that_counted_as_dead_says_again_what_is_unanswered_when_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    connection, said = Connection(0), []
+    monkeypatch.setattr(connection, "receive", lambda: iter([(Header(Kind.REGISTER, job=1, sender=SCHEDULER_SENDER), None)]))
+    monkeypatch.setattr(connection, "send", lambda header, body=b"": said.append(header.kind), raising=False)
+    monkeypatch.setattr(module, "Dealer", lambda *_: connection)
+    coordinator = Coordinator(None, Config(root_host="127.0.0.1", root_port=9, job=1), Membership(), Owner())  # type: ignore[arg-type]
+    coordinator.requests.barrier(1, threading.Event())
+    said.clear()
+    coordinator.receive({connection.socket})
+    assert said == [Kind.REGISTER, Kind.BARRIER]
+    coordinator.close()

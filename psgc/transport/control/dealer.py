@@ -47,7 +47,7 @@ def set_common_options(socket: zmq.Socket[Any], dead_s: float) -> None:
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
     socket.setsockopt(zmq.HEARTBEAT_IVL, 2000)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(dead_s * 1000))
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, min(int(dead_s * 1000), 2**31 - 1))
 
 
 def message_of(frames: list[Any], any_version: bool = False) -> tuple[Header, Any]:

@@ -8,7 +8,7 @@ whoever starts that one holds its listening socket, or has said that it comes (`
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from psgc.processes.absence import Absence, younger
@@ -19,10 +19,11 @@ LAST_WORDS_S: Final = 1.5  # time for the messages that a process sent before it
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """A line for the log. ``gone``: the job cannot go on."""
+    """A line for the log. gone: this process cannot go on with the job. cut_off: for all it knows the scheduler lives, and the job goes on."""
 
     text: str
     gone: bool = False
+    cut_off: bool = False
 
 
 @dataclass(slots=True)
@@ -85,9 +86,8 @@ class Lifeline:
                     f"is gone: its connection broke {down:.0f} s ago and nobody listens there; look at its log for why it ended"
                 )
             if quiet > self.dead_s:
-                return self._gone(
-                    f"has said nothing for {quiet:.0f} s and counts as dead (PSGC_DEAD_S); are its machine and the network alive?"
-                )
+                how = f"has said nothing for {quiet:.0f} s and counts as dead (PSGC_DEAD_S); are its machine and the network alive?"
+                return replace(self._gone(how), cut_off=True)
         if quiet < self.silence_s:
             return None
         self._named = self._named or Reminder(self.last_seen)
