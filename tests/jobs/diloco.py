@@ -6,6 +6,7 @@ Prints a line for each run: its name, a digest of this rank's parameters at the 
 from __future__ import annotations
 
 import argparse
+import copy
 import hashlib
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 
 import psgc.torch as psgc
+from psgc.errors import CodecError
 
 STEPS = 17
 
@@ -38,71 +40,88 @@ def inner_step(model: nn.Module, optimizer: Any, draw: torch.Generator, scaler: 
 
 
 def by_hand(name: str, every: int, parts: list[list[int]], delay: int, mix: float, outer: str) -> list[torch.Tensor]:
-    """The published algorithm, with means that everybody waits for; taken as late as they are to come."""
+    """The published algorithm (arXiv 2501.18512, Algorithm 2), with means that everybody waits for; taken as late as they are to come. At the end, what is
+    under way is taken, and a fragment goes once more if its parameters have inner steps in them that were not exchanged."""
     model = model_of(0)
     inner, draw = torch.optim.AdamW(model.parameters(), lr=1e-2), torch.Generator().manual_seed(psgc.rank())
     local = list(model.parameters())
     globals_ = [nn.Parameter(parameter.detach().clone()) for parameter in local]
     settings = {"lr": 1.0} if outer == "average" else {"lr": 0.7, "momentum": 0.9, "nesterov": True}
     optimizers = [torch.optim.SGD([globals_[i] for i in part], **settings) for part in parts]
-    waiting: dict[int, list[torch.Tensor]] = {}
+    means: dict[int, list[torch.Tensor]] = {}
+    steps_in = [0] * len(parts)  # inner steps in a fragment's parameters that have not been exchanged
 
-    def leave(part: int) -> None:
-        waiting[part] = [psgc.push_pull(globals_[i].detach() - local[i].detach(), name=f"{name}.{i}") for i in parts[part]]
+    def send(part: int) -> None:
+        means[part] = [psgc.push_pull(globals_[i].detach() - local[i].detach(), name=f"{name}.{i}") for i in parts[part]]
+        steps_in[part] = 0
 
-    def take(part: int, keep: float) -> None:
-        for i, mean in zip(parts[part], waiting.pop(part), strict=True):
+    def receive(part: int, keep: float) -> None:
+        for i, mean in zip(parts[part], means.pop(part), strict=True):
             globals_[i].grad = mean
         optimizers[part].step()
         with torch.no_grad():
             for i in parts[part]:
                 local[i].copy_(globals_[i] + keep * (local[i] - globals_[i]))
+        if not keep:
+            steps_in[part] = 0
 
     at = [(part + 1) * every // len(parts) % every for part in range(len(parts))]
     for step in range(1, STEPS + 1):
         inner_step(model, inner, draw)
-        for part in [part for part in waiting if (step - delay) % every == at[part]]:
-            take(part, mix)
+        steps_in = [count + 1 for count in steps_in]
+        for part in [part for part in means if (step - delay) % every == at[part]]:
+            receive(part, mix)
         for part in [part for part in range(len(parts)) if step % every == at[part]]:
-            leave(part)
+            send(part)
             if not delay:
-                take(part, mix)
-    for part in list(waiting):
-        take(part, mix)
-    if not (len(parts) == 1 and STEPS % every == 0):
-        for part in range(len(parts)):
-            leave(part)
-        for part in range(len(parts)):
-            take(part, 0.0)
-    return [parameter.detach() for parameter in local]
+                receive(part, mix)
+    for part in list(means):
+        receive(part, mix)
+    for part in [part for part, count in enumerate(steps_in) if count]:
+        send(part)
+        receive(part, 0.0)
+    return [parameter.detach() for parameter in globals_]
 
 
-def diloco(
-    codec: str, every: int, fragments: int, delay: int, mix: float, outer: str, resumed: bool = False, on: str = "workers"
-) -> tuple[list[torch.Tensor], list[float]]:
+Trained = tuple[list[torch.Tensor], list[float]]
+
+
+def diloco(codec: str, every: int, fragments: int, delay: int, mix: float, outer: str, on: str = "workers") -> Trained:
+    return interrupted(codec, every, fragments, delay, mix, outer, on, None)[0]
+
+
+def interrupted(
+    codec: str, every: int, fragments: int, delay: int, mix: float, outer: str, on: str, at: int | None
+) -> tuple[Trained, Trained | None]:
+    """A run, and one that goes on from the state that it had after ``at`` steps."""
     model = model_of(psgc.rank())
     inner, draw = torch.optim.AdamW(model.parameters(), lr=1e-2), torch.Generator().manual_seed(psgc.rank())
-    losses = []
+    losses: list[float] = []
     settings: Any = {"every": every, "outer": outer, "fragments": fragments, "delay": delay, "mix": mix, "codec": codec, "on": on}
+    saved: Any = None
     with psgc.DiLoCo(model, inner, **settings) as outside:
-        for _ in range(STEPS // 2 if resumed else STEPS):
+        for step in range(1, STEPS + 1):
             losses.append(inner_step(model, inner, draw))
-        if resumed:
-            saved = outside.state_dict(), {name: value.clone() for name, value in model.state_dict().items()}, inner.state_dict()
-    if resumed:
-        model = model_of(9)
-        inner = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)  # of gradients, and not of what is exchanged
-        with psgc.DiLoCo(model, inner, **settings) as outside:
-            model.load_state_dict(saved[1])
-            inner.load_state_dict(saved[2])
-            outside.load_state_dict(saved[0])
-            for _ in range(STEPS - STEPS // 2):
-                losses.append(inner_step(model, inner, draw, scaler))
-    return [parameter.detach() for parameter in model.parameters()], losses
+            if step == at:
+                saved = copy.deepcopy((outside.state_dict(), model.state_dict(), inner.state_dict())), draw.get_state(), list(losses)
+    first = [parameter.detach() for parameter in model.parameters()], losses
+    if at is None:
+        return first, None
+    (of_outside, of_model, of_inner), drawn, losses = saved
+    draw.set_state(drawn)
+    model = model_of(9)
+    inner = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)  # of gradients, and not of what is exchanged
+    with psgc.DiLoCo(model, inner, **settings) as outside:
+        model.load_state_dict(of_model)
+        inner.load_state_dict(of_inner)
+        outside.load_state_dict(of_outside)
+        for _ in range(STEPS - at):
+            losses.append(inner_step(model, inner, draw, scaler))
+    return first, ([parameter.detach() for parameter in model.parameters()], losses)
 
 
-def tell(name: str, trained: tuple[list[torch.Tensor], list[float]], wanted: list[torch.Tensor] | None = None) -> None:
+def tell(name: str, trained: Trained, wanted: list[torch.Tensor] | None = None) -> None:
     parameters, losses = trained
     digest = hashlib.sha256(b"".join(parameter.numpy().tobytes() for parameter in parameters)).hexdigest()[:12]
     off = max(float((own - its).abs().max()) for own, its in zip(parameters, wanted, strict=True)) if wanted else -1.0
@@ -114,11 +133,19 @@ def main() -> None:
     parser.add_argument("--codecs", nargs="*", default=[])
     parser.add_argument("--servers", action="store_true", help="the same with outer steps on servers, too")
     parser.add_argument("--missing-servers", action="store_true", help="outer steps on servers, and nothing else")
+    parser.add_argument("--refused", help="a codec that this job cannot have, and nothing else")
     parser.add_argument("--uneven", action="store_true", help="rank 1 has fewer batches than rank 0, and nothing else is trained")
     given = parser.parse_args()
     psgc.init()
     if given.missing_servers:
-        diloco("none", 4, 1, 0, 0.0, "nesterov", on="servers")
+        diloco("none", 4, 1, 0, 0.0, "nesterov", "servers")
+    if given.refused:
+        model = model_of(0)
+        try:
+            psgc.DiLoCo(model, torch.optim.SGD(model.parameters(), lr=1e-2), every=5, codec=given.refused)
+        except CodecError as error:
+            print(f"refused: {error}", flush=True)
+        return
     if given.uneven:
         model = model_of(0)
         inner, draw = torch.optim.SGD(model.parameters(), lr=1e-2), torch.Generator().manual_seed(0)
@@ -132,14 +159,19 @@ def main() -> None:
         ("local-sgd", 4, everything, 0, 0.0, "average"),
         ("diloco", 5, everything, 0, 0.0, "nesterov"),
         ("streaming", 6, three, 2, 0.25, "nesterov"),
+        ("always-travelling", 6, three, 3, 0.0, "nesterov"),
     ):
         wanted = by_hand(name, every, parts, delay, mix, outer)
         tell(name, diloco("none", every, len(parts), delay, mix, outer), wanted)
         if given.servers:
-            tell(f"{name}-on-servers", diloco("none", every, len(parts), delay, mix, outer, on="servers"), wanted)
+            tell(f"{name}-on-servers", diloco("none", every, len(parts), delay, mix, outer, "servers"), wanted)
     for codec, on in [(codec, on) for codec in given.codecs for on in ("workers", "servers")[: 1 + given.servers]]:
-        tell(f"{codec}-whole-{on}", diloco(codec, 4, 1, 0, 0.0, "nesterov", on=on))
-        tell(f"{codec}-resumed-{on}", diloco(codec, 4, 1, 0, 0.0, "nesterov", resumed=True, on=on))
+        for how, settings in (("", (4, 1, 0, 0.0)), ("streaming-", (6, 3, 4, 0.25))):
+            whole, resumed = interrupted(codec, *settings, "nesterov", on, STEPS // 2)
+            assert resumed is not None
+            tell(f"{codec}-{how}whole-{on}", diloco(codec, *settings, "nesterov", on))
+            tell(f"{codec}-{how}saved-{on}", whole)
+            tell(f"{codec}-{how}resumed-{on}", resumed)
     psgc.shutdown()
 
 

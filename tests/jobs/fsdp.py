@@ -25,6 +25,23 @@ from psgc.plan.model.plan import Plan, PlannedBucket
 STEPS, WIDTH = 6, 96
 
 
+# By step, from which on those parameters are frozen whose names begin so: a unit whole, or a part of one, before the hook or later.
+FREEZES: dict[str, dict[int, tuple[str, ...]]] = {
+    "thaws": {0: ("1.",), 2: ()},
+    "thaws-part": {0: ("1.up", "0.bias"), 2: ()},
+    "freezes-part": {2: ("1.up", "0.bias")},
+    "freezes": {2: ("1.", "2.")},
+    "by-turns": {0: ("1.",), 1: ("2.",), 2: ("1.",), 3: ("2.", "0.weight")},
+}
+
+
+def freeze(model: nn.Module, how: str, number: int) -> None:
+    """Before the step with this number, from 0 on."""
+    frozen = FREEZES.get(how, {}).get(number)
+    for name, parameter in model.named_parameters() if frozen is not None else ():
+        parameter.requires_grad_(not any(name.startswith(each) for each in frozen or ()))
+
+
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +71,7 @@ def model_on(mesh: DeviceMesh, precision: str, how: str = "plain") -> nn.Sequent
 
 
 def train(model: nn.Module, how: str) -> str:
-    """how: "plain"; "accumulate": two backwards a step, the first without synchronization; "twice": both with; "clip"."""
+    """how: "plain"; "accumulate": two backwards a step, the first without synchronization; "twice": both with; "clip"; or of ``FREEZES``."""
     return steps(
         model, torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=True), torch.Generator().manual_seed(1 + dist.get_rank()), STEPS, how
     )
@@ -62,7 +79,8 @@ def train(model: nn.Module, how: str) -> str:
 
 def steps(model: nn.Module, optimizer: torch.optim.Optimizer, draw: torch.Generator, count: int, how: str) -> str:
     loss = torch.zeros(())
-    for _ in range(count):
+    for number in range(count):
+        freeze(model, how, number)
         for micro in range(2 if how in ("accumulate", "twice") else 1):
             x = torch.randn(8, 32, generator=draw)
             if how == "accumulate":
@@ -185,6 +203,7 @@ def main() -> None:
         print(f"native {how} {train(model_on(mesh, given.precision, how), how)}", flush=True)
         for codec in given.codecs:
             model = model_on(mesh if given.mesh == "whole" else mesh["shard"], given.precision, how)
+            freeze(model, how, 0)
             hook = psgc.fsdp_hook(model, given_for(codec, model))
             print(f"{codec} {how} {train(model, how)}", flush=True)
             if how == "resumed":

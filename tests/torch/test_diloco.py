@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,8 @@ from psgc.errors import CodecError, UsageError
 from psgc.torch.rarely.fragment import divided
 from psgc.torch.rarely.schedule import Schedule
 
-LOOPS = ("local-sgd", "diloco", "streaming")
+LOOPS = ("local-sgd", "diloco", "streaming", "always-travelling")
+HOWS = ("", "streaming-")
 
 
 @pytest.mark.parametrize("servers", [1, 0])
@@ -26,19 +28,19 @@ def test_ranks_go_on_from_what_the_published_loop_makes_of_their_parameters(make
     texts = make_job(nodes=2, servers=servers).said("--codecs", *codecs, *more, job="diloco.py", PSGC_MIN_COMPRESS_BYTES="0")
     told = [{words[0]: words[1:] for line in text.splitlines() if len(words := line.split()) == 5} for text in texts]
     on_servers = [f"{name}-on-servers" for name in LOOPS if servers]
-    compressed = [f"{codec}-{how}-{place}" for codec in codecs for how in ("whole", "resumed") for place in places]
+    compressed = [f"{codec}-{how}whole-{place}" for codec in codecs for how in HOWS for place in places]
     for name in (*LOOPS, *on_servers, *compressed):
         (digest, off, first, last), other = told[0][name], told[1][name]
         assert digest == other[0], f"{name}: ranks end with the same parameters"
-        assert float(last) < float(first) - 0.3, f"{name}: training goes on"
+        assert float(last) < float(first) - 0.2, f"{name}: training goes on"
         assert name not in LOOPS or float(off) == 0
         assert name not in on_servers or float(off) < 2e-6, f"{name}: {off}: torch fuses a product and a sum that servers round one by one"
     for codec in codecs:
-        for place in places:
-            assert told[0][f"{codec}-resumed-{place}"][0] == told[0][f"{codec}-whole-{place}"][0], (
-                f"{codec}: the outer parameters, their momentum and residuals are part of what is saved"
-            )
-            assert told[0][f"{codec}-whole-{place}"][0] != told[0]["diloco"][0]
+        for place, how in [(place, how) for place in places for how in HOWS]:
+            whole, saved, resumed = (told[0][f"{codec}-{how}{run}-{place}"][0] for run in ("whole", "saved", "resumed"))
+            assert whole == saved, f"{codec}: saving changes nothing, whatever is under way"
+            assert whole == resumed, f"{codec}: outer parameters, their momentum, residuals and what is under way are part of what is saved"
+        assert told[0][f"{codec}-whole-{places[0]}"][0] != told[0]["diloco"][0]
 
 
 def test_pseudo_gradients_travel_as_in_sparseloco(make_job: Callable[..., Any]) -> None:
@@ -47,6 +49,35 @@ def test_pseudo_gradients_travel_as_in_sparseloco(make_job: Callable[..., Any]) 
     (whole, resumed), others = ([one[f"sparseloco:k=200-{how}-workers"] for how in ("whole", "resumed")] for one in told)
     assert whole[0] == others[0][0] == resumed[0], "ranks are alike, and the residual is part of what is saved"
     assert float(whole[3]) < float(whole[2]) - 0.2 and whole[0] != told[0]["diloco"][0]
+
+
+def test_sites_exchange_the_pieces_of_a_model_that_is_sharded_within_each(make_job: Callable[..., Any]) -> None:
+    texts = make_job(nodes=4, servers=1).said(job="diloco_sharded.py", PSGC_MIN_COMPRESS_BYTES="0")
+    told = [{words[0]: words[1:] for line in text.splitlines() if len(words := line.split()) == 4} for text in texts]
+    for how in ("whole", "parts"):
+        for name in (how, f"{how}-int4", f"{how}-resumed"):
+            digests = [of_rank[name][0] for of_rank in told]
+            assert digests[0] == digests[2] != digests[1] == digests[3], f"{name}: both sites hold the same two pieces"
+            assert all(of_rank[name][2] == "True" for of_rank in told)
+        assert all(float(of_rank[how][1]) < 2e-6 for of_rank in told), "as the loop does to whole parameters, but for how torch vectorizes"
+        assert all(of_rank[f"{how}-int4"] == of_rank[f"{how}-resumed"] and of_rank[how][0] != of_rank[f"{how}-int4"][0] for of_rank in told)
+
+
+def test_pieces_are_refused_where_the_ranks_that_exchange_hold_different_ones(make_job: Callable[..., Any]) -> None:
+    for text in make_job(nodes=4, servers=1).said("--refused", job="diloco_sharded.py"):
+        told = dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
+        assert "is a DTensor of which the ranks that exchange hold different pieces; join by psgc.init(mesh=mesh, dim=" in told["diloco"]
+        assert told["servers"].startswith("DiLoCo(on=\"servers\"): parameter '0.weight' is a DTensor")
+        assert told["demo"].startswith("DeMo: parameter '0.weight' is a DTensor, and DeMo takes whole parameters; its squares would be cut")
+        assert told["decoupled"].startswith("Decoupled: parameter '0.weight' is a DTensor, and Decoupled takes whole parameters")
+
+
+def test_a_codec_that_needs_servers_is_refused_when_it_is_made(make_job: Callable[..., Any]) -> None:
+    job = make_job(nodes=2, servers=0)
+    workers = job.whole("--refused", "sparseloco", job="diloco.py", PSGC_MIN_COMPRESS_BYTES="0")
+    job.end()
+    for worker in workers:
+        assert "refused: DiLoCo: tensor '0.weight': codec sparseloco" in worker.text, job.text()
 
 
 def test_servers_take_outer_steps_only_where_there_are_some(make_job: Callable[..., Any]) -> None:
@@ -108,7 +139,8 @@ def model() -> nn.Module:
         ({"every": 4, "delay": 4}, "a delay of 4 steps, but a fragment leaves again after 4; choose delay < every"),
         ({"every": 2, "fragments": 3}, "3 fragments, each exchanged every 2 steps: choose every >= fragments"),
         ({"every": 9, "fragments": 5}, "5 fragments of 4 parameters; choose at most as many"),
-        ({"every": 9, "fragments": 0}, "fragments=0, delay=0: expected at least 1 step and 1 fragment"),
+        ({"every": 9, "fragments": 0}, "fragments=0: expected at least 1 fragment, or a list of modules"),
+        ({"every": 9, "fragments": -3}, "fragments=-3: expected at least 1 fragment"),
         ({"every": 9, "mix": 1.0}, "mix=1.0: expected the share"),
         ({"every": 9, "outer": "add"}, "outer='add': expected average, or nesterov"),
         ({"every": 9, "outer": "nestorov"}, "unknown update rule 'nestorov'; did you mean nesterov?"),
@@ -256,13 +288,145 @@ def test_what_rounding_to_half_precision_takes_is_no_progress(alone: None, on: A
             assert all(torch.equal(now[name], value) for name, value in moved.items())
 
 
-def test_state_is_not_saved_while_a_fragment_is_under_way(alone: None) -> None:
-    own = model()
-    inner = torch.optim.SGD(own.parameters(), lr=0.1)
-    with psgc.DiLoCo(own, inner, every=2, delay=1) as outside:
-        for _ in range(2):
-            inner.step()
-        with pytest.raises(UsageError, match="a fragment is under way"):
-            outside.state_dict()
+def streamed(every: int, fragments: int, delay: int, mix: float, steps: int) -> list[float]:
+    """What becomes of parameters that move by -0.1 a step, one in each fragment, alone: the outer parameters of the published algorithm in plain numbers, and
+    at the end one outer step more of a fragment that has steps in it which were not exchanged."""
+    outer, own, momentum, left, unsent = ([0.0] * fragments for _ in range(5))
+    travels: dict[int, float] = {}
+
+    def receive(each: int, keep: float) -> None:
+        gradient = travels.pop(each)
+        momentum[each] = 0.9 * momentum[each] + gradient
+        outer[each] -= 0.7 * (gradient + 0.9 * momentum[each])
+        own[each] = outer[each] + keep * (own[each] - outer[each])
+        unsent[each] *= bool(keep)
+
+    for step in range(1, steps + 1):
+        for each in range(fragments):
+            own[each], unsent[each] = own[each] - 0.1, unsent[each] + 1
+            if each in travels and step == left[each] + delay:
+                receive(each, mix)
+            if step % every == (each + 1) * every // fragments % every:
+                travels[each], left[each], unsent[each] = outer[each] - own[each], step, 0
+                if not delay:
+                    receive(each, mix)
+    for each in range(fragments):
+        if each in travels:
+            receive(each, mix)
+        if unsent[each]:
+            travels[each] = outer[each] - own[each]
+            receive(each, 0.0)
+    return outer
+
+
+def scalars(count: int) -> nn.Module:
+    own = nn.Module()
+    for each in range(count):
+        own.register_parameter(f"p{each}", nn.Parameter(torch.zeros(1, dtype=torch.float64)))
+    return own
+
+
+STREAMS = [(4, 2, 0, 0.0), (4, 2, 0, 0.5), (5, 1, 2, 0.0), (5, 1, 2, 0.5), (6, 3, 4, 0.25), (6, 3, 2, 0.0), (3, 1, 0, 0.0)]
+
+
+@pytest.mark.parametrize("on", ["workers", "servers"])
+@pytest.mark.parametrize(("every", "fragments", "delay", "mix"), STREAMS)
+def test_the_end_takes_outer_steps_of_what_was_not_exchanged_and_no_others(
+    alone: None, every: int, fragments: int, delay: int, mix: float, on: Any
+) -> None:
+    for steps in (0, 1, *range(17, 26)):
+        own = scalars(fragments)
+        inner = torch.optim.SGD(own.parameters(), lr=0.1)
+        with psgc.DiLoCo(own, inner, every=every, fragments=fragments, delay=delay, mix=mix, on=on, codec="none") as outside:
+            for _ in range(steps):
+                for parameter in own.parameters():
+                    parameter.grad = torch.ones_like(parameter)
+                inner.step()
+            outside.finish()  # and once more when the block is left, which is to change nothing
+        wanted = streamed(every, fragments, delay, mix, steps)
+        found = [float(parameter.detach()) for parameter in own.parameters()]
+        assert found == pytest.approx(wanted, abs=1e-9), f"{steps} steps"
+
+
+@pytest.mark.parametrize("on", ["workers", "servers"])
+@pytest.mark.parametrize(("every", "fragments", "delay", "mix"), STREAMS)
+def test_a_run_that_is_interrupted_after_any_step_goes_on_bit_for_bit(
+    alone: None, every: int, fragments: int, delay: int, mix: float, on: Any
+) -> None:
+    def start(width: int = 3) -> tuple[nn.Module, torch.optim.Optimizer, psgc.DiLoCo]:
+        torch.manual_seed(3)
+        own = nn.Sequential(nn.Linear(3, width), nn.ReLU(), nn.Linear(width, 2))
+        inner = torch.optim.SGD(own.parameters(), lr=0.1)
+        return own, inner, psgc.DiLoCo(own, inner, every=every, fragments=fragments, delay=delay, mix=mix, on=on)
+
+    def step(own: nn.Module, inner: torch.optim.Optimizer) -> None:
+        inner.zero_grad()
+        own(torch.ones(1, 3)).square().sum().backward()
         inner.step()
-        assert outside.state_dict()["steps"] == 3
+
+    whole, inner, outside = start()
+    for _ in range(13):
+        step(whole, inner)
+    outside.finish()
+    for at in range(14):
+        own, inner, outside = start()
+        for _ in range(at):
+            step(own, inner)
+        saved = copy.deepcopy((outside.state_dict(), own.state_dict()))
+        step(own, inner)  # is lost
+        other, inner, resumed = start()
+        step(other, inner)  # is overwritten, with what of it is under way
+        other.load_state_dict(saved[1])
+        resumed.load_state_dict(saved[0])
+        for _ in range(13 - at):
+            step(other, inner)
+        resumed.finish()
+        for one, wanted in zip(other.parameters(), whole.parameters(), strict=True):
+            assert torch.equal(one, wanted), f"interrupted after {at} steps"
+
+
+def test_what_was_frozen_and_is_trained_later_is_refused_before_the_next_exchange(alone: None) -> None:
+    own = model()
+    frozen = own.get_parameter("2.weight").requires_grad_(False)
+    inner = torch.optim.SGD(own.parameters(), lr=0.1)
+    outside = psgc.DiLoCo(own, inner, every=2)
+    for _ in range(3):
+        inner.step()
+    frozen.requires_grad_(True)
+    with pytest.raises(UsageError, match=r"parameter '2.weight' is trained now, and was frozen when DiLoCo was made"):
+        inner.step()
+    with pytest.raises(UsageError, match=r"'2.weight' is trained now"):
+        outside.finish()
+
+
+@pytest.mark.parametrize("codec", ["int4", lambda name, parameter: "int4", "powersgd"])
+def test_a_codec_that_cannot_carry_the_parameters_is_refused_when_it_is_made(alone: None, codec: Any) -> None:
+    own = nn.Linear(400, 400).double()
+    with pytest.raises(CodecError, match=r"^DiLoCo: (tensor|parameter) '(weight|bias)': .*float64"):
+        psgc.DiLoCo(own, torch.optim.SGD(own.parameters(), lr=0.1), every=2, codec=codec)
+
+
+def test_complex_parameters_are_refused_in_its_own_words(alone: None) -> None:
+    own = nn.Module()
+    own.weight = nn.Parameter(torch.zeros(3, dtype=torch.complex64))
+    with pytest.raises(UsageError, match=r"parameter 'weight' is torch.complex64: DiLoCo holds float parameters only"):
+        psgc.DiLoCo(own, torch.optim.SGD(own.parameters(), lr=0.1), every=2)
+
+
+class WithMore(nn.Linear):
+    """Says of itself what is no tensor."""
+
+    def get_extra_state(self) -> Any:
+        return {"version": 3}
+
+    def set_extra_state(self, state: Any) -> None:
+        del state
+
+
+@pytest.mark.parametrize("on", ["workers", "servers"])
+def test_what_modules_say_of_themselves_besides_their_tensors_stays_with_each_rank(alone: None, on: Any) -> None:
+    own = WithMore(3, 3)
+    inner = torch.optim.SGD(own.parameters(), lr=0.1)
+    with psgc.DiLoCo(own, inner, every=2, on=on) as outside:
+        inner.step()
+    assert outside.steps == 1

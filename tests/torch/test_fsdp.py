@@ -10,6 +10,7 @@ import pytest
 
 HOWS = ("plain", "accumulate", "twice", "clip")
 ALL_HOWS = (*HOWS, "summed", "together")
+FROZEN = ("thaws", "thaws-part", "freezes-part", "freezes", "by-turns")
 RESUMED = ("resumed", "went-on", "forgot")
 
 
@@ -18,7 +19,7 @@ def lines(job: Any, *arguments: str, **env: str) -> dict[tuple[str, str], list[l
     found = defaultdict(list)
     for text in job.said(*arguments, job="fsdp.py", PSGC_MIN_COMPRESS_BYTES="0", **env):
         for words in (line.split() for line in text.splitlines()):
-            if len(words) == 4 and words[1] in (*ALL_HOWS, *RESUMED):
+            if len(words) == 4 and words[1] in (*ALL_HOWS, *FROZEN, *RESUMED):
                 found[words[0], words[1]].append(words[2:])
     return found
 
@@ -64,6 +65,18 @@ def test_a_plan_says_by_what_each_module_travels_and_low_rank_codecs_see_paramet
     assert found["powersgd:rank=1", "plain"][0][0] == found["powersgd:rank=1", "plain"][2][0] != found["native", "plain"][0][0]
     off = [max(abs(a - b) for a, b in zip(exact, those, strict=True)) for those in (whole, rank_1)]
     assert off[0] < off[1], "all of the gradient's rank is nearer than one: it is cut by parameters, not taken for a vector"
+
+
+@pytest.mark.parametrize(("servers", "mesh"), [(1, "shard"), (0, "whole")])
+def test_parameters_may_be_frozen_and_trained_again_while_training_goes_on(make_job: Callable[..., Any], servers: int, mesh: str) -> None:
+    found = lines(make_job(nodes=4, servers=servers), "--mesh", mesh, "--hows", *FROZEN, "--codecs", "none", "onebit")
+    for how in FROZEN:
+        native = found["native", how]
+        assert len(native) == 4
+        assert found["none", how] == native
+        lossy = [digest for digest, _ in found["onebit", how]]
+        assert lossy[0] == lossy[2] != native[0][0], "both nodes hold the same, and the codec was in use"
+        assert lossy[1] == lossy[3] != native[1][0]
 
 
 @pytest.mark.parametrize("servers", [1, 0])

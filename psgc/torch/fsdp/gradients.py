@@ -4,6 +4,9 @@ A unit's slice of gradients is a tensor by itself, which the ranks that hold the
 summed it within the node, and the mean is written where it lies, which FSDP has made p.grad of by then; where FSDP goes on to compute with it at once, its hook
 waits for the mean. A step is over when backward is.
 
+Which parameters are trained may change between two steps, on all ranks alike. A unit that is frozen whole keeps its bucket, and skips. Where others of a unit's
+parameters are trained than were declared, all units are declared anew, and what codecs keep of each tensor goes along.
+
 Owns the mapping from units to buckets.
 """
 
@@ -22,7 +25,7 @@ from psgc.torch.ddp.parameters import ModelParameters
 from psgc.torch.ddp.told import add_model
 from psgc.torch.fsdp.planned import Way
 from psgc.torch.fsdp.reshard import needed, resharded
-from psgc.torch.fsdp.units import Unit, local
+from psgc.torch.fsdp.units import Slice, Unit
 from psgc.torch.gradients.backward_end import BackwardEnd, await_end
 from psgc.torch.gradients.exchange import GradientExchange
 from psgc.torch.gradients.front_end import FrontEnd
@@ -72,7 +75,10 @@ class FsdpGradients(FrontEnd[FilledBucket]):
         super().__init__(GradientExchange(session, f"fsdp{number}", choice, whole=True, turn=number))
         self.steps = 0
         self._units, self._replicas, self._ways = units, replicas, dict(ways)
-        names: dict[torch.Tensor, str] = {p: unit.names[p] for unit in units for p in unit.parameters}
+        self._slices: list[Slice | None] = [None] * len(units)  # that are declared, or will be
+        self._frozen: list[int] = []  # units that are declared, and were frozen whole when the step began
+        self._absent: list[int] = []  # units that this rank skips in the step under way
+        names: dict[torch.Tensor, str] = {p: unit.names[p] for unit in units for p in unit.everything}
         self.parameters = ModelParameters(self.exchange.name, names)
         self._shard = next(shard for shard, ranks in enumerate(replicas) if session.rank in ranks)
         self._end: BackwardEnd | None = None  # of the backward under way
@@ -96,15 +102,18 @@ class FsdpGradients(FrontEnd[FilledBucket]):
         compute with it. Raises UsageError for gradients that psgc cannot average."""
         exchange, its = self.exchange, self._units[unit]
         with self._taking:
-            if not exchange.declared:
-                exchange.mean = not self._units[0].summed
-            its.check(gradients, summed=not exchange.mean)
-            if not exchange.last.begun:
+            begins = not exchange.last.begun
+            if begins:
+                self._look()
+            its.check(gradients, None if unit in self._frozen else self._slices[unit], summed=not exchange.mean)
+            if begins:
                 self._begin()
             if self._end is None:
                 self._end = await_end(self, _finish)
             if not exchange.declared:
                 self._declare()
+            if begins:  # before any hook waits: without servers, what is declared before it must leave before it
+                self._skip(self._frozen)
             bucket = self._bucket(unit)
             if bucket.ticket is not None:
                 raise UsageError(
@@ -119,17 +128,12 @@ class FsdpGradients(FrontEnd[FilledBucket]):
             bucket.arrive()
 
     def finish(self) -> None:
-        """Backward is over: take part in what the other replicas may have of units that this backward did not reach, and wait for all means."""
+        """Backward is over: skip the units that it did not reach, and wait for all means."""
         exchange, self._end = self.exchange, None
-        absent = [unit for unit in range(len(self._units)) if self._bucket(unit).ticket is None]
-        for unit in absent:
-            bucket = self._bucket(unit)
-            like = local(self._units[unit].parameters[0])
-            bucket.put(0, like.new_zeros(self._units[unit].numel), takes_part=False)
-            exchange.submit(bucket)
+        self._skip([unit for unit, its in enumerate(self._slices) if its is not None and self._bucket(unit).ticket is None])
         exchange.observer.leaving()
         exchange.wait()
-        for unit in absent:
+        for unit in self._absent:
             if not self._bucket(unit).buffer.skipped:
                 raise UsageError(
                     f"fsdp_hook: this rank's backward had no gradients of {self._units[unit].name!r}, and another replica's had; every replica must use "
@@ -141,6 +145,15 @@ class FsdpGradients(FrontEnd[FilledBucket]):
         exchange.observer.delivered()
         self.steps += 1
         exchange.deliver()
+
+    def _skip(self, units: Sequence[int]) -> None:
+        """Take part in what the other replicas may have of these."""
+        for unit in units:
+            bucket, its = self._bucket(unit), self._slices[unit]
+            assert its is not None
+            bucket.put(0, self._units[unit].of(its)[0].new_zeros(its.numel), takes_part=False)
+            self.exchange.submit(bucket)
+        self._absent += units
 
     def state(self) -> dict[str, Any]:
         return {**super().state(), "mesh": [list(ranks) for ranks in self._replicas]}
@@ -170,8 +183,20 @@ class FsdpGradients(FrontEnd[FilledBucket]):
         self.exchange.last.go_on(StepFlags(False, *saved.units_of(checked[0])), Skips.of(saved.skips_of(checked[0])))
         self.exchange.restore(kept)
 
+    def _look(self) -> None:
+        """Before a step: see which parameters are trained now, and have all declared anew where that is not what was declared."""
+        exchange, before = self.exchange, self._slices
+        if not exchange.declared:
+            exchange.mean = not next((unit for unit in self._units if unit.pieces), self._units[0]).summed
+        now = [unit.slice() for unit in self._units]
+        self._slices = [had if its is None or its == had else its for its, had in zip(now, before, strict=True)]
+        self._frozen = [unit for unit, its in enumerate(now) if its is None and self._slices[unit] is not None]
+        if exchange.declared and self._slices != before:
+            exchange.redeclare()
+
     def _begin(self) -> None:
         """The first gradients of a step have come."""
+        self._absent = []
         self.session.check()
         if self._end is not None and self._end.lost:
             raise UsageError(
@@ -185,12 +210,14 @@ class FsdpGradients(FrontEnd[FilledBucket]):
         """Declare the gradients of all units and shards, and wait until every rank has."""
         exchange, shards = self.exchange, len(self._replicas)
         specs, parameters, buckets = list[TensorSpec](), list[torch.Tensor](), list[BucketSpec]()
-        for place, unit in enumerate(self._units):
-            dtype = dtype_name(torch.empty(0, dtype=unit.dtype), f"gradients of {unit.name!r} that FSDP has reduced")
+        for place, (unit, its) in enumerate(zip(self._units, self._slices, strict=True)):
+            if its is None:
+                continue
+            dtype = dtype_name(torch.empty(0, dtype=its.dtype), f"gradients of {unit.name!r} that FSDP has reduced")
             for shard in range(shards):
                 first = len(specs)
-                specs += [TensorSpec(f"{name}@{shard}", shape, dtype) for name, shape in unit.pieces]
-                parameters += [local(parameter) for parameter in unit.parameters]
+                specs += [TensorSpec(f"{name}@{shard}", shape, dtype) for name, shape in its.pieces]
+                parameters += unit.of(its)
                 tensors = tuple(range(first, len(specs)))
                 way = self._way(unit, parameters[first], sum(map(nbytes_of, specs[first:])))
                 priority = (place - len(self._units)) * shards + shard + 1  # the last units' gradients come first
@@ -202,9 +229,16 @@ class FsdpGradients(FrontEnd[FilledBucket]):
         exchange.declare(self._own, exchange.specs, parameters, order, order, tuple(buckets))
 
     def _way(self, unit: Unit, parameter: torch.Tensor, nbytes: int) -> Way:
-        """How the unit's shards travel. parameter: one of the unit's."""
+        """How the unit's shards travel. parameter: one of the unit's. Raises UsageError for a unit that was frozen whole when a plan was taken."""
         if unit.name in self._ways:
             return self._ways[unit.name]
+        if self._ways and not unit.pieces:
+            return Way("none")  # it was trained once, and skips
+        if self._ways:
+            raise UsageError(
+                f"fsdp_hook: {unit.name!r} is trained now, and was frozen when the job's plan was taken, which does not say how it travels; call "
+                f"switch_plan() with a plan of what is trained now"
+            )
         return Way(self.exchange.choice.codec_of(unit.name, parameter) if nbytes >= self.session.config.min_compress_bytes else "none")
 
     def switch_to(self, choice: Choice, ways: Mapping[str, Way]) -> None:
@@ -219,7 +253,8 @@ class FsdpGradients(FrontEnd[FilledBucket]):
         return [ShardBucket(layout, one, _flat_buffer(one, declared.on_gpu)) for one in own]
 
     def _bucket(self, unit: int) -> FilledBucket:
-        return self.exchange.buckets[unit]
+        """Of one that has a slice."""
+        return self.exchange.buckets[sum(its is not None for its in self._slices[:unit])]
 
 
 def _finish(models: list[FsdpGradients]) -> None:

@@ -19,7 +19,7 @@ from psgc.torch.ddp import amp
 from psgc.torch.ddp.models import check_world
 from psgc.torch.fsdp.gradients import FsdpGradients
 from psgc.torch.fsdp.planned import Way, ways_of
-from psgc.torch.fsdp.units import replicas_of, units_of
+from psgc.torch.fsdp.units import parted, replicas_of, units_of
 from psgc.torch.gradients.linearity import CodecAdvice
 from psgc.torch.plans.choice import Choice, Given, chosen, plan_for, switched
 from psgc.torch.session import api
@@ -64,6 +64,7 @@ class FsdpHook:
         if session.config.profile:
             raise UsageError("PSGC_PROFILE times DistributedOptimizer, not FSDP; unset it")
         replicas = replicas_of(units, session)
+        units, elsewhere = parted(units, replicas)
         amp.install()
         number = api.next_number(session, "fsdp")
         self._units, self._switches = units, 0
@@ -73,6 +74,8 @@ class FsdpHook:
         for index, unit in enumerate(units):
             unit.take_over()
             unit.hook(partial(self._gradients.take, index))
+        for unit in elsewhere:
+            unit.hook(unit.refuse)
 
     def residual_state_dict(self) -> dict[str, Any]:
         """What codecs keep on this rank, and this rank's share of what they keep on the servers, to be saved with torch.save: a file for each rank. Call it
@@ -95,7 +98,7 @@ class FsdpHook:
         plan = plan_for(self._session, choice, name)
         if plan is None:
             return choice, {}
-        pieces = {unit.name: [(parameter, math.prod(shape)) for parameter, shape in unit.pieces] for unit in self._units}
+        pieces = {unit.name: [(parameter, math.prod(shape)) for parameter, shape in unit.pieces] for unit in self._units if unit.pieces}
         return Choice(), ways_of(plan, pieces, self._session.config.servers)
 
     def switch_plan(self, plan: str | os.PathLike[str] | Plan) -> None:

@@ -119,6 +119,10 @@ class GradientExchange(Generic[B]):
         """From the next step on, gradients travel by this choice. Every rank must call it between the same two steps. What codecs keep goes along."""
         self._layouts.switch(choice)
 
+    def redeclare(self) -> None:
+        """In the next step, declare all gradients anew: they are others than were declared. As of ``switch``, to the same choice or to the one that is due."""
+        self._layouts.redeclare()
+
     def begin(self) -> None:
         """A step begins, if none is under way: make a switch that is due, now that the outcome of the last step is known, and fix the step's flags."""
         if self.last.begun:
@@ -128,6 +132,10 @@ class GradientExchange(Generic[B]):
             self.last.settle()  # a result that was put back is in what has been collected
             self._give_up_layouts()
         self.last.begin()
+
+    def check(self, specs: tuple[TensorSpec, ...], parameters: Sequence[torch.Tensor]) -> None:
+        """Raise CodecError, naming the tensor, where the choice's codec could not carry these in this job. parameters: whose gradients they are to be."""
+        self._layouts.check(specs, parameters)
 
     def declare(
         self, make: Callable[[Declared], list[B]], fresh: tuple[TensorSpec, ...], parameters: Sequence[torch.Tensor], order: tuple[int, ...],

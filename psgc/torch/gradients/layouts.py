@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import torch
 
 from psgc.errors import UsageError
-from psgc.layout import BucketSpec, Declaration, Layout, TensorSpec
+from psgc.layout import BucketSpec, Declaration, Layout, TensorSpec, build_layout
 from psgc.layout.backup import NAME
 from psgc.plan.model.plan import Plan
 from psgc.torch.device.engines import engine_of
@@ -95,6 +95,10 @@ class Layouts:
         refuse_late(self.backup, "switch_plan()")
         self._next = choice
 
+    def redeclare(self) -> None:
+        """In the next step, gradients are declared anew, by the choice that is due then."""
+        self.switch(self._next or self.choice)
+
     def take_next(self, put_back: bool) -> bool:
         """A step begins. If another choice is due, collect what codecs have kept by the present one. Returns whether layouts are to be given up.
         put_back: the last step's result was."""
@@ -149,9 +153,7 @@ class Layouts:
         plan = self._plan_of(specs)
         planned = () if plan is None else declared_buckets(plan, specs, self.session)
         buckets = planned or fused
-        if not buckets and choice.rule is not None:
-            codecs = [choice.codec_of(spec.name, parameter) for spec, parameter in zip(specs, parameters, strict=True)]
-            buckets = buckets_by_codec(specs, codecs, config.fuse_bytes)
+        buckets = buckets or self._buckets_by_rule(specs, parameters)
         default = replace(self._declaration(specs, choice.codec, order, used), buckets=buckets, awaited_singly=awaited_singly)
         self._default = default
         on_gpu = config.gpu_codecs and not planned  # a plan itself says where
@@ -162,6 +164,20 @@ class Layouts:
             report_of(self.session).laid_out(layout)
             self.residuals.add(layout, wanted)
             yield Declared(layout, members, on_gpu)
+
+    def _buckets_by_rule(self, specs: tuple[TensorSpec, ...], parameters: Sequence[torch.Tensor]) -> tuple[BucketSpec, ...]:
+        if self.choice.rule is None:
+            return ()
+        codecs = [self.choice.codec_of(spec.name, parameter) for spec, parameter in zip(specs, parameters, strict=True)]
+        return buckets_by_codec(specs, codecs, self.session.config.fuse_bytes)
+
+    def check(self, specs: tuple[TensorSpec, ...], parameters: Sequence[torch.Tensor]) -> None:
+        """Raise CodecError, naming the tensor, where the choice, which is no plan, could not carry these in this job."""
+        config, everything = self.session.config, tuple(range(len(specs)))
+        wanted = replace(
+            self._declaration(specs, self.choice.codec, everything, everything), buckets=self._buckets_by_rule(specs, parameters)
+        )
+        build_layout(wanted, layout_id=0, servers=1 if config.solo else config.servers, workers=self.session.size)
 
     def _declarations(self, default: Declaration) -> Iterator[tuple[Declaration, tuple[int, ...]]]:
         if self._whole:

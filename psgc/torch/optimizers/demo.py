@@ -27,6 +27,7 @@ from psgc.torch.state import saved
 from psgc.torch.state.residuals import Kept, check_sizes
 from psgc.torch.tensors.declaring import declaration, spec_of
 from psgc.torch.tensors.sent import FilledBucket
+from psgc.torch.tensors.shards import refuse_pieces
 from psgc.worker.residuals.residual import LayoutMemory, TensorMemory
 
 Named = Iterable[tuple[str, torch.Tensor]]
@@ -71,6 +72,7 @@ class DeMo(torch.optim.Optimizer):
                 f"k from 1 to {CHUNK}"
             )
         for name, parameter in named:
+            refuse_pieces(parameter, name, "DeMo", "its squares would be cut; leave the sharding out, or use psgc.fsdp_hook or psgc.DiLoCo")
             if parameter.dtype not in CARRIED:
                 raise UsageError(f"DeMo: parameter {name!r} is {parameter.dtype}; it takes float32, bfloat16 and float16")
         super().__init__([parameter for _, parameter in named], {"lr": lr, "weight_decay": weight_decay})

@@ -6,7 +6,6 @@ synchronization.
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Mapping
 from typing import Final
@@ -17,6 +16,7 @@ from psgc.errors import UsageError
 from psgc.torch.ddp import wrappers
 from psgc.torch.ddp.told import models_made, models_of
 from psgc.torch.optimizers.wrapping import named_parameters_of
+from psgc.torch.tensors.shards import sharded_by
 
 WITH_DDP: Final = (
     "DistributedDataParallel averages it already; use the optimizer as it is and psgc under DDP, with "
@@ -49,20 +49,6 @@ def refuse_foreign(optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor
             raise UsageError(f"parameter {name!r}: {WITH_DDP}")
         if any(exchange.knows(parameter) for exchange in averaging):
             raise UsageError(f"parameter {name!r}: {WITH_OWN_DDP}")
-        if what := _sharded(parameter):
+        if what := sharded_by(parameter):
             raise UsageError(f"parameter {name!r} is {what}: {SHARDED}")
     _checked[optimizer] = state
-
-
-def _sharded(parameter: torch.Tensor) -> str:
-    """What shards the parameter (FSDP, DTensor), or "". Looks at imported modules only: without them no tensor can be sharded."""
-    for module, name, what in (
-        ("torch.distributed.tensor", "DTensor", "a DTensor"),
-        ("torch.distributed._tensor", "DTensor", "a DTensor"),
-        ("torch.distributed.fsdp._flat_param", "FlatParameter", "FSDP's FlatParameter"),
-    ):
-        kind = getattr(sys.modules.get(module), name, None)
-        if kind is not None and isinstance(parameter, kind):
-            return what
-    # With use_orig_params FSDP leaves plain parameters, which it marks.
-    return "part of FSDP's FlatParameter" if getattr(parameter, "_fsdp_flattened", False) else ""

@@ -24,13 +24,14 @@ from psgc.codecs.scheme import slices
 from psgc.errors import CodecError, NonFiniteError, PsgcError, UsageError
 from psgc.processes.addresses import SCHEME, split
 from psgc.server.syncer.values import pair_of
-from psgc.torch.rarely.fragment import parts_of
+from psgc.torch.rarely.fragment import Frozen, parts_of
 from psgc.torch.rarely.schedule import Schedule
 from psgc.torch.session import api
 from psgc.torch.session.backup import refuse_backup
 from psgc.torch.session.replaceable import refuse_replaceable
 from psgc.torch.tensors.codec_text import codec_text, given_text
 from psgc.torch.tensors.held import held_dtype
+from psgc.torch.tensors.shards import refuse_pieces
 from psgc.transport.security import encryption
 from psgc.wire.frames import MAX_PAYLOAD_BYTES
 from psgc.wire.learners import Enrol, is_name, learner_number
@@ -65,7 +66,9 @@ class Decoupled:
         self, model: torch.nn.Module, inner: torch.optim.Optimizer, *, every: int, at: str | None = None, name: str | None = None,
         fragments: int | Sequence[torch.nn.Module] = 1, delay: int | None = None, codec: Any = None,
     ) -> None:  # fmt: skip
-        parts = parts_of(model, fragments, "Decoupled")
+        parts, self._frozen = parts_of(model, fragments, "Decoupled"), Frozen(model, "Decoupled")
+        for key, parameter in model.named_parameters():
+            refuse_pieces(parameter, key, "Decoupled", "a learner is one process: leave the sharding out, or use psgc.DiLoCo")
         self._schedule, self._waits = Schedule(every, len(parts), delay or 0, "Decoupled"), delay is not None
         api.init()
         session = api.current_session()
@@ -125,6 +128,7 @@ class Decoupled:
         """Push what was done since the last exchange, wait for the answer, and end the connection: the parameters are then the syncer's. No other learner need
         do so. Raises JobFailed where the syncer is out of reach, UsageError where the exchange has ended."""
         self._open()
+        self._frozen.check()
         for part in self._parts:
             if part.under_way:
                 self._take(part, wait=True)
@@ -181,6 +185,7 @@ class Decoupled:
                     self._take(part, wait=False)
         if leaving is None:
             return
+        self._frozen.check()
         part = self._parts[leaving]
         if part.under_way:
             self.stayed += 1  # its last push is still on its way
@@ -247,7 +252,7 @@ class _Part:
 
     def __init__(self, place: int, parameters: Mapping[str, torch.Tensor], codecs: CodecPair, stream: Stream) -> None:
         for name, parameter in parameters.items():
-            if held_dtype(parameter, name) != torch.float32:
+            if held_dtype(parameter, name, "Decoupled") != torch.float32:
                 raise UsageError(
                     f"Decoupled: parameter {name!r} is {parameter.dtype}; syncers hold float32, bfloat16 and float16, as float32"
                 )

@@ -16,12 +16,12 @@ from typing import Any, Literal
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from psgc.errors import UsageError
+from psgc.errors import CodecError, UsageError
 from psgc.layout.update_rule import UpdateRule
 from psgc.torch.ddp import amp
 from psgc.torch.gradients.front_end import FrontEnd
 from psgc.torch.plans.choice import Choice, Given, chosen
-from psgc.torch.rarely.fragment import Fragment, Outer, parts_of
+from psgc.torch.rarely.fragment import Fragment, Frozen, Outer, parts_of
 from psgc.torch.rarely.held_fragment import HeldFragment
 from psgc.torch.rarely.schedule import Schedule
 from psgc.torch.session import api
@@ -29,8 +29,9 @@ from psgc.torch.session.backup import refuse_backup
 from psgc.torch.session.replaceable import refuse_replaceable
 from psgc.torch.state import saved
 from psgc.torch.tensors.broadcast import broadcast_parameters
-from psgc.torch.tensors.held import one_way
+from psgc.torch.tensors.held import held_dtype, one_way
 from psgc.torch.tensors.sent import FilledBucket
+from psgc.torch.tensors.shards import check_replicated, local, refuse_pieces
 from psgc.worker.session import Session
 
 
@@ -44,8 +45,9 @@ class DiLoCo:
                 inner.step()
 
     Every rank makes it, with the same model and numbers; rank 0's parameters and buffers are then everyone's. Every rank must take as many steps; one
-    that a GradScaler skips counts. Leaving the block without an error exchanges once more, so that all ranks end with the same parameters; without a block,
-    ``finish()`` does. Another block of the same object goes on.
+    that a GradScaler skips counts. Leaving the block without an error exchanges what was done since the last exchange, so that all ranks end with the same
+    parameters; without a block, ``finish()`` does. Another block of the same object goes on. Parameters that are frozen when it is made are to stay frozen.
+    Where each rank holds pieces of parameters (FSDP2), ``init(mesh=..., dim=...)`` first says which ranks hold the same ones, and exchange.
 
     outer:     "nesterov:lr=0.7,momentum=0.9" (DiLoCo's), "average" (LocalSGD), or a function that makes an optimizer of the outer parameters. Its state is
                on every rank, and the same there.
@@ -64,7 +66,9 @@ class DiLoCo:
         fragments: int | Sequence[torch.nn.Module] = 1, delay: int = 0, mix: float = 0.0, codec: Given = None,
         on: Literal["workers", "servers"] = "workers",
     ) -> None:  # fmt: skip
-        parts = parts_of(model, fragments, "DiLoCo")
+        parts, self._frozen = parts_of(model, fragments, "DiLoCo"), Frozen(model, "DiLoCo")
+        for name, parameter in (each for part in parts for each in part.items()):
+            held_dtype(parameter, name, "DiLoCo")
         self._schedule, self._mix = Schedule(every, len(parts), delay), mix
         if not 0 <= mix < 1:
             raise UsageError(f"DiLoCo: mix={mix!r}: expected the share of its own parameters that a rank keeps, from 0 to below 1")
@@ -87,18 +91,28 @@ class DiLoCo:
             _check_servers(session, choice)
             assert rule is not None
             held = {name for part in parts for name in part}  # the servers give everyone rank 0's of these
-            broadcast_parameters({key: value for key, value in model.state_dict().items() if key not in held}, prefix=f"{name}.")
+            for key, parameter in model.named_parameters():
+                refuse_pieces(parameter, key, 'DiLoCo(on="servers")', 'use on="workers"')
+            broadcast_parameters({key: value for key, value in _first(model).items() if key not in held}, prefix=f"{name}.")
             self._fragments = [
                 HeldFragment(session, f"{name}.{place}", choice.codec, part, rule.canonical) for place, part in enumerate(parts)
             ]
         else:
             make = outer if rule is None else _optimizer_of(rule)
             assert not isinstance(make, str)
-            broadcast_parameters(model.state_dict(), prefix=f"{name}.")
-            fragments_here = [Fragment(session, f"{name}.{place}", number + place, choice, part, make) for place, part in enumerate(parts)]
+            for key, parameter in model.named_parameters():
+                check_replicated(parameter, key, session, "DiLoCo")
+            broadcast_parameters(_first(model), prefix=f"{name}.")
+            try:
+                fragments_here = [
+                    Fragment(session, f"{name}.{place}", number + place, choice, each, make) for place, each in enumerate(parts)
+                ]
+            except CodecError as error:
+                raise CodecError(f"DiLoCo: {error}") from None
             self._fragments, self._front = fragments_here, _Front(fragments_here)
         self.inner, self.steps = inner, 0
-        self._last = 0  # the step after which all ranks were last alike
+        # By fragment, the step from which on what this rank has beyond the outer parameters was done. All ranks count the same.
+        self._since = [0] * len(parts)
         self._hook: RemovableHandle | None = None  # None: the inner optimizer's steps are its own affair
         amp.install()
         self._count()
@@ -135,18 +149,32 @@ class DiLoCo:
             raise UsageError(f"DiLoCo.{call}: its block was left, and steps are exchanged no more; go on in another block of it, by `with`")
 
     def finish(self) -> None:
-        """Take what is under way, and exchange everything once more if steps were taken since: all ranks then have the same parameters. Every rank must call
-        it after as many steps. Raises UsageError after the block."""
+        """Take what is under way, and exchange every fragment that has had steps since it last left: all ranks then have the same parameters. The outer step is
+        of that shorter progress; a fragment without any is not exchanged, since momentum would move it alone. Every rank must call it after as many steps.
+        Raises UsageError after the block."""
         self._refuse_uncounted("finish()")
-        for fragment in self._fragments:
+        self._frozen.check()
+        for place, fragment in enumerate(self._fragments):
             if fragment.under_way:
-                fragment.take(self._mix)
-        if self.steps > self._last:
-            for fragment in self._fragments:
-                fragment.leave()
-            for fragment in self._fragments:
+                self._take(place)
+        left = [place for place, since in enumerate(self._since) if since < self.steps]
+        for place in left:
+            self._leave(place)
+        for place, fragment in enumerate(self._fragments):
+            if place in left:
                 fragment.take(0.0)
-        self._last = self.steps
+            elif self._mix:
+                fragment.follow(0.0)  # what was mixed in has been exchanged
+
+    def _leave(self, place: int) -> None:
+        self._fragments[place].leave()
+        self._since[place] = self.steps
+
+    def _take(self, place: int) -> None:
+        """Without a mix, what was done since it left is dropped."""
+        self._fragments[place].take(self._mix)
+        if not self._mix:
+            self._since[place] = self.steps
 
     # like the inner optimizer
 
@@ -166,17 +194,16 @@ class DiLoCo:
 
     def state_dict(self) -> dict[str, Any]:
         """The steps taken, outer parameters, the outer optimizer's state and what codecs keep on this rank: a file for each rank, beside the model's and the
-        inner optimizer's. Every rank must ask, between two steps. Raises UsageError while a fragment is under way."""
-        self._refuse_under_way("state_dict")
+        inner optimizer's. Every rank must ask, between the same two steps. What is under way is waited for, and is in the state: it is taken when it would have
+        been."""
         return {
-            "steps": self.steps, "last": self._last, "fragments": [fragment.state() for fragment in self._fragments],
+            "steps": self.steps, "since": list(self._since), "fragments": [fragment.state() for fragment in self._fragments],
             "residuals": None if self._front is None else self._front.state(),
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from ``state_dict()`` of this rank, in a job of as many ranks with the same fragments. Every rank must call it, with the model's and the inner
-        optimizer's state loaded, too. Raises UsageError for what does not fit."""
-        self._refuse_under_way("load_state_dict")
+        optimizer's state loaded, too; what is under way is dropped. Raises UsageError for what does not fit."""
         if len(state["fragments"]) != len(self._fragments):
             raise UsageError(
                 f"DiLoCo: the state is of {len(state['fragments'])} fragments, and this has {len(self._fragments)}; make it with as many"
@@ -188,28 +215,21 @@ class DiLoCo:
             if list(of["outer"]) != fragment.names:
                 raise UsageError("DiLoCo: the state's fragments have other parameters; is it another model's, or another list of modules?")
             fragment.go_on(of)
-        self.steps, self._last = state["steps"], state["last"]
+        self.steps, self._since = state["steps"], list(state["since"])
         if self._front is not None:
             self._front.go_on(state["residuals"])
-
-    def _refuse_under_way(self, call: str) -> None:
-        if any(fragment.under_way for fragment in self._fragments):
-            raise UsageError(
-                f"DiLoCo.{call}: a fragment is under way; call it in a step after whose delay nothing travels, or after finish()"
-            )
 
     def _stepped(self, *_: Any) -> None:
         """The inner optimizer has taken a step; or a GradScaler has skipped it, on this rank and perhaps no other: it counts all the same."""
         self.steps += 1
         taken, leaving = self._schedule.taken(self.steps), self._schedule.leaving(self.steps)
         if taken is not None and self._fragments[taken].under_way:
-            self._fragments[taken].take(self._mix)
+            self._take(taken)
         if leaving is not None:
-            self._fragments[leaving].leave()
+            self._frozen.check()
+            self._leave(leaving)
             if not self._schedule.delay:
-                self._fragments[leaving].take(self._mix)
-        if leaving is not None and len(self._fragments) == 1 and not self._schedule.delay and not self._mix:
-            self._last = self.steps
+                self._take(leaving)
 
 
 class _Front(FrontEnd[FilledBucket]):
@@ -233,6 +253,14 @@ def local_sgd(
 ) -> DiLoCo:
     """LocalSGD: every rank trains by itself, and goes on from the mean of all after every ``every``-th step. See ``DiLoCo``."""
     return DiLoCo(model, inner, every=every, outer="average", codec=codec, on=on)
+
+
+def _first(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and buffers, of which rank 0's are everyone's: of sharded ones, pieces. What modules say of themselves besides (``get_extra_state``) is each
+    rank's own."""
+    found = model.state_dict().items()
+    named = {key: local(value) for key, value in found if isinstance(value, torch.Tensor) and not key.endswith("_extra_state")}
+    return {key: value for key, value in named.items() if value.numel()}
 
 
 def _rule(text: str) -> UpdateRule:

@@ -1,7 +1,7 @@
 """A part of a model that ranks exchange at once: how far its parameters have come since the last exchange, and the outer optimizer's step on the mean of that.
 
 Owns the *outer* parameters: what all ranks had after the last exchange, alike on all of them, since every rank takes the same steps on the same means.
-Parameters of lower precision are held as float32.
+Parameters of lower precision are held as float32; of a sharded one, this rank's piece, which is the same piece on all ranks that exchange.
 """
 
 from __future__ import annotations
@@ -17,32 +17,42 @@ from psgc.torch.plans.choice import Choice
 from psgc.torch.tensors.declaring import spec_of
 from psgc.torch.tensors.held import held_dtype, rounded
 from psgc.torch.tensors.sent import FilledBucket
+from psgc.torch.tensors.shards import local
 from psgc.worker.session import Session
 
 Outer = Callable[[Iterable[torch.Tensor]], torch.optim.Optimizer]
 
 
 class Fragment:
-    """parameters: by name, of this rank; outer: makes the outer optimizer."""
+    """parameters: by name, of this rank, which may have nothing of a fragment whose parameters are sharded; outer: makes the outer optimizer. Raises CodecError
+    for a codec that cannot carry them.
+
+    under_way: it has left, and its mean is not taken yet; that may be here already."""
 
     def __init__(
         self, session: Session, name: str, turn: int, choice: Choice, parameters: Mapping[str, torch.Tensor], outer: Outer
     ) -> None:
         self.exchange: GradientExchange[FilledBucket] = GradientExchange(session, name, choice, whole=True, turn=turn, scaled=False)
-        self.names, self._parameters = list(parameters), list(parameters.values())
+        here = {name: parameter for name, parameter in parameters.items() if local(parameter).numel()}
+        self.names, self._parameters = list(here), list(here.values())
         self.outer = [
-            torch.nn.Parameter(parameter.detach().to(held_dtype(parameter, name)).clone(), requires_grad=True)
-            for name, parameter in parameters.items()
+            torch.nn.Parameter(local(parameter).detach().to(held_dtype(parameter, name, "DiLoCo")).clone(), requires_grad=True)
+            for name, parameter in here.items()
         ]
-        self.optimizer = outer(self.outer)
+        self.optimizer = outer(self.outer) if here else None
         self.exchange.specs = tuple(
             spec_of(tensor, name, f"parameter {name!r}") for name, tensor in zip(self.names, self.outer, strict=True)
         )
-        self.under_way = False
+        if here:
+            self.exchange.check(self.exchange.specs, self.outer)
+        self.under_way, self._here = False, False
 
     def leave(self) -> None:
         """Send how far the parameters have come, as a gradient of the outer ones: what they were, minus what they are. Where parameters are of lower
         precision, they were the outer ones rounded: what the rounding took is no progress."""
+        self.under_way, self._here = True, not self.outer
+        if self._here:
+            return
         exchange, everything = self.exchange, tuple(range(len(self.outer)))
         exchange.begin()
         if not exchange.declared:
@@ -50,41 +60,77 @@ class Fragment:
         for bucket in exchange.buckets:
             for index in bucket.bucket.tensors:
                 outer = self.outer[index]
-                own = self._parameters[index].detach()
+                own = local(self._parameters[index]).detach()
                 outer.grad = torch.sub(rounded(outer.detach(), own.dtype), own.to(outer.dtype))
                 bucket.put(index, outer.grad)
             exchange.submit(bucket)
-        self.under_way = True
 
-    @torch.no_grad()
-    def take(self, mix: float) -> None:
-        """Wait for the mean, take the outer step on it, and go on from there: from the outer parameters, with ``mix`` times what this rank has beyond them."""
+    def arrive(self) -> None:
+        """Wait for the mean of what is under way, which is taken later. Until then it is the outer parameters' gradient."""
+        if not self.under_way or self._here:
+            return
         exchange = self.exchange
         exchange.wait()
         for bucket in exchange.buckets:
             bucket.arrive()
             bucket.take()
         exchange.deliver()
-        self.optimizer.step()
         exchange.end_step()
-        self.optimizer.zero_grad()
+        self._here = True
+
+    def take(self, mix: float) -> None:
+        """Wait for the mean, take the outer step on it, and go on from there: from the outer parameters, with ``mix`` times what this rank has beyond them."""
+        self.arrive()
+        if self.optimizer is not None:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        self.follow(mix)
+        self.under_way = self._here = False
+
+    @torch.no_grad()
+    def follow(self, mix: float) -> None:
+        """Go on from the outer parameters, as of ``take``."""
         for parameter, outer in zip(self._parameters, self.outer, strict=True):
-            now = outer.to(parameter.dtype)
-            parameter.copy_(torch.lerp(now, parameter, mix) if mix else now)
-        self.under_way = False
+            own = local(parameter)
+            now = outer.to(own.dtype)
+            own.copy_(torch.lerp(now, own, mix) if mix else now)
 
     def state(self) -> dict[str, Any]:
-        """The outer parameters by name, and the outer optimizer's state."""
+        """The outer parameters by name, and the outer optimizer's state; of what is under way, the mean."""
+        self.arrive()
+        named = dict(zip(self.names, self.outer, strict=True))
         return {
-            "outer": {name: tensor.detach().clone() for name, tensor in zip(self.names, self.outer, strict=True)},
-            "optimizer": self.optimizer.state_dict(),
+            "outer": {name: tensor.detach().clone() for name, tensor in named.items()},
+            "optimizer": {} if self.optimizer is None else self.optimizer.state_dict(),
+            "under_way": {n: tensor.grad.clone() for n, tensor in named.items() if tensor.grad is not None} if self.under_way else None,
         }
 
     @torch.no_grad()
     def go_on(self, state: Mapping[str, Any]) -> None:
+        self.arrive()
+        means = state["under_way"]
         for name, tensor in zip(self.names, self.outer, strict=True):
             tensor.copy_(state["outer"][name])
-        self.optimizer.load_state_dict(state["optimizer"])
+            tensor.grad = None if means is None else means[name].to(tensor.device, tensor.dtype, copy=True)
+        if self.optimizer is not None:
+            self.optimizer.load_state_dict(state["optimizer"])
+        self.under_way = self._here = means is not None
+
+
+class Frozen:
+    """The parameters of a model that are in no fragment, since they were frozen when fragments were made. by: whose they are, for errors."""
+
+    def __init__(self, model: torch.nn.Module, by: str) -> None:
+        self._by, self._parameters = by, [(name, each) for name, each in model.named_parameters() if not each.requires_grad]
+
+    def check(self) -> None:
+        """Raise UsageError for one that is trained now: nobody would exchange it."""
+        for name, parameter in self._parameters:
+            if parameter.requires_grad:
+                raise UsageError(
+                    f"{self._by}: parameter {name!r} is trained now, and was frozen when {self._by} was made, so that it is in no fragment and would not be "
+                    f"exchanged; train it from the start, or call finish() first, and make another {self._by}"
+                )
 
 
 def parts_of(model: torch.nn.Module, fragments: int | Sequence[torch.nn.Module], by: str) -> list[dict[str, torch.Tensor]]:
@@ -93,9 +139,11 @@ def parts_of(model: torch.nn.Module, fragments: int | Sequence[torch.nn.Module],
     if not named:
         raise UsageError(f"{by}: the model has no parameters that require a gradient")
     if isinstance(fragments, int):
+        if fragments < 1:
+            raise UsageError(f"{by}: fragments={fragments}: expected at least 1 fragment, or a list of modules")
         if fragments > len(named):
             raise UsageError(f"{by}: {fragments} fragments of {len(named)} parameters; choose at most as many")
-        return divided(named, max(fragments, 1)) if fragments else []
+        return divided(named, fragments)
     left: dict[str, torch.Tensor] = dict(named)
     parts: list[dict[str, torch.Tensor]] = []
     for place, module in enumerate(fragments):

@@ -45,36 +45,45 @@ class HeldFragment:
         self.names, self._parameters = list(parameters), dict(parameters)
         self._loaded = 0  # how often a state was
         self._held = HeldTensors(
-            {key: tensor.detach().to(held_dtype(tensor, key)) for key, tensor in parameters.items()}, name, rule, codec
+            {key: tensor.detach().to(held_dtype(tensor, key, "DiLoCo")) for key, tensor in parameters.items()}, name, rule, codec
         )
-        self.under_way = False
-        self._follow(0.0)
+        self.under_way, self._here = False, False
+        self.follow(0.0)
 
     def leave(self) -> None:
         """Send how far the parameters have come."""
         self._held._psgc_push(_Moved(self._parameters, self._held.values))
-        self.under_way = True
+        self.under_way, self._here = True, False
+
+    def arrive(self) -> None:
+        """Wait for the outer parameters, if they are under way; they are taken later."""
+        if self.under_way and not self._here:
+            self._held.take()
+            self._here = True
 
     def take(self, mix: float) -> None:
         """Wait for the outer parameters, and go on from them, with ``mix`` times what this rank has beyond them."""
-        self._held.take()
-        self._follow(mix)
-        self.under_way = False
+        self.arrive()
+        self.follow(mix)
+        self.under_way = self._here = False
 
     def state(self) -> dict[str, Any]:
-        """The outer parameters by name; what this rank's codec keeps, and of the servers' momentum what this rank answers for. Raises UsageError for momentum
-        that cannot be saved."""
+        """The outer parameters by name, with what is under way; what this rank's codec keeps, and of the servers' momentum what this rank answers for. Raises
+        UsageError for momentum that cannot be saved."""
         wide = [name for name, tensor in self._held.values.items() if tensor.dtype == torch.float64]
         if wide and self._held.rule.keeps_momentum:
             raise UsageError(f'DiLoCo: {wide[0]!r} is float64, whose momentum on servers cannot be saved; make it with on="workers"')
+        self.arrive()
         memory = self._held.remembered()
         return {
+            "under_way": self.under_way,
             "outer": {name: tensor.detach().clone() for name, tensor in self._held.values.items()},
             "held": saved.state_of(self._session, {saved.CHANGES: Kept(memory.tensors, memory.servers)}) | {"steps": memory.steps},
         }
 
     def go_on(self, state: Mapping[str, Any]) -> None:
         """From ``state()``. The servers hold new tensors from now on, and keep the memory of the former ones until the job ends."""
+        self.arrive()
         checked = saved.check_states(state["held"], self._session.rank, self._session.size)
         kept = saved.share_of(checked, saved.CHANGES, self._session.rank, self._session.size)
         check_sizes((spec_of(tensor, name, name) for name, tensor in self._held.values.items()), kept)
@@ -82,9 +91,11 @@ class HeldFragment:
         steps = max(int(state["held"]["steps"]) - 1, 0)  # the initial values travel once more
         memory = LayoutMemory(dict(kept.tensors), dict(kept.servers), steps=steps)
         self._held = HeldTensors(state["outer"], f"{self._name}.loaded{self._loaded}", self._rule, self._codec, memory=memory)
+        self.under_way = self._here = state["under_way"]
 
     @torch.no_grad()
-    def _follow(self, mix: float) -> None:
+    def follow(self, mix: float) -> None:
+        """Go on from the outer parameters, as of ``take``."""
         for name, parameter in self._parameters.items():
             now = self._held.values[name].to(parameter.device, parameter.dtype)
             parameter.copy_(torch.lerp(now, parameter, mix) if mix else now)

@@ -50,12 +50,12 @@ def one_way(codec: str) -> str:
     return push if push == PULLED else f"{push}/{PULLED}"
 
 
-def held_dtype(parameter: torch.Tensor, name: str) -> torch.dtype:
-    """What servers hold a parameter as. Raises UsageError for dtypes that are no floats."""
+def held_dtype(parameter: torch.Tensor, name: str, by: str = "asynchronous training") -> torch.dtype:
+    """What servers hold a parameter as. by: who has them do so, for errors. Raises UsageError for dtypes that are no floats."""
     spec_of(parameter, name, f"parameter {name!r}")  # refuses what no layout has
     dtype = WEIGHTS.get(parameter.dtype)
     if dtype is None:
-        raise UsageError(f"parameter {name!r} is {parameter.dtype}: asynchronous training holds float parameters only")
+        raise UsageError(f"parameter {name!r} is {parameter.dtype}: {by} holds float parameters only")
     return dtype
 
 

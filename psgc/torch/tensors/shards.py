@@ -1,0 +1,63 @@
+"""Parameters of which each rank holds a piece: DTensors, as FSDP2 and tensor parallelism make them, and FSDP1's flat ones.
+
+Looks at imported modules only: without them no tensor can be sharded.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Final
+
+import torch
+
+from psgc.errors import UsageError
+from psgc.worker.part_session import PartSession
+from psgc.worker.session import Session
+
+PEERS: Final = "init_device_mesh(device, (sites, ranks of a site), mesh_dim_names=('dp_replicate', 'dp_shard'))"
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """What of a sharded tensor is on this rank; another tensor itself."""
+    found: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return found
+
+
+def sharded_by(parameter: torch.Tensor) -> str:
+    """What shards the parameter (FSDP, DTensor), or ""."""
+    for module, name, what in (
+        ("torch.distributed.tensor", "DTensor", "a DTensor"),
+        ("torch.distributed._tensor", "DTensor", "a DTensor"),
+        ("torch.distributed.fsdp._flat_param", "FlatParameter", "FSDP's FlatParameter"),
+    ):
+        kind = getattr(sys.modules.get(module), name, None)
+        if kind is not None and isinstance(parameter, kind):
+            return what
+    # With use_orig_params FSDP leaves plain parameters, which it marks.
+    return "part of FSDP's FlatParameter" if getattr(parameter, "_fsdp_flattened", False) else ""
+
+
+def refuse_pieces(parameter: torch.Tensor, name: str, by: str, instead: str) -> None:
+    """Raise UsageError for a parameter that is sharded. by: who cannot take it."""
+    if what := sharded_by(parameter):
+        raise UsageError(f"{by}: parameter {name!r} is {what}, and {by} takes whole parameters; {instead}")
+
+
+def check_replicated(parameter: torch.Tensor, name: str, session: Session, by: str) -> None:
+    """Raise UsageError unless all ranks of the session, as ``init(mesh=..., dim=...)`` has it, hold the same piece of the parameter. by: who needs that."""
+    what = sharded_by(parameter)
+    if not what:
+        return
+    if what != "a DTensor":
+        raise UsageError(f"{by}: parameter {name!r} is {what}, whose pieces it does not know; shard the model by FSDP2 (fully_shard)")
+    peers = set(session.members) if isinstance(session, PartSession) else set(range(session.size))
+    peers.discard(session.whole.rank)
+    mesh, placements = parameter.device_mesh, parameter.placements  # type: ignore[attr-defined]
+    for dim, placement in enumerate(placements):
+        if placement.is_partial():
+            raise UsageError(f"{by}: parameter {name!r} is a DTensor of sums that are not made yet; redistribute it first")
+        if not placement.is_replicate() and peers & set(torch.distributed.get_process_group_ranks(mesh.get_group(dim))):
+            raise UsageError(
+                f"{by}: parameter {name!r} is a DTensor of which the ranks that exchange hold different pieces; join by psgc.init(mesh=mesh, "
+                f"dim='dp_replicate') first, with mesh = {PEERS}, and shard over mesh['dp_shard']"
+            )
