@@ -1,15 +1,16 @@
 """Hundreds of events of chaos, in jobs of ten each, that can be interrupted: what is in the file of results is not run again.
 
-    python benchmarks/chaos.py --events 200 --results chaos.jsonl [--at-once 1] [--jobs gradients,rounds,outer,workers,spares]
+    python benchmarks/chaos.py --events 200 --results chaos.jsonl [--at-once 1] [--jobs gradients,rounds,outer,workers,spares,missing]
 
-Of these jobs in turn, each run undisturbed and with ten events of its own seed (``psgc chaos``): members are killed, stopped, cut off and slowed. Each must end
-with the same bits.
+Of these jobs in turn, each run undisturbed and with ten events of its own seed (``psgc chaos``): members are killed, stopped, cut off and slowed, and some
+are killed again while they come back. Each must end with the same bits; under PSGC_ON_WORKER_LOSS=shrink, with the same on all ranks.
 
     gradients  summed by a lossy codec; servers and the scheduler suffer
     rounds     weights that servers hold, in rounds with momentum; likewise
     outer      DiLoCo on servers; likewise
     workers    under PSGC_ON_WORKER_LOSS=wait, three workers, who suffer, too
     spares     the same with a process that waits to take a dead worker's place
+    missing    under PSGC_ON_WORKER_LOSS=shrink, likewise
 
 --at-once: jobs beside each other; they rest most of the time, so that few cores are enough. Prints what was broken, and how long jobs took to go on.
 Status 1: a promise was broken.
@@ -53,6 +54,7 @@ JOBS: Final = {
     "outer": Kind(["lost_weights.py", "outer", STEPS, PAUSE_S]),
     "workers": Kind(["lost_worker.py", STEPS, "none", PAUSE_S], 3, ALL, r"found \w+", WAIT),
     "spares": Kind(["lost_worker.py", STEPS, "none", PAUSE_S], 3, ALL, r"found \w+", {**WAIT, "PSGC_SPARES": "1"}),
+    "missing": Kind(["lost_worker.py", STEPS, "none", PAUSE_S], 3, ALL, r"found \w+", {"PSGC_ON_WORKER_LOSS": "shrink"}),
 }
 
 

@@ -27,40 +27,58 @@ class Report:
     untouched: str = ""
     shrinks: bool = False
 
+    @property
+    def happened(self) -> int:
+        """How many of the events."""
+        return sum(not blow.again for blow in self.blows)
+
+    @property
+    def untried(self) -> str:
+        """Why nothing is known of the promises; empty where something was done to the job."""
+        return "" if self.blows else f"none of the {self.events} events happened, so nothing was tried"
+
     def times(self) -> dict[str, list[float]]:
         """Seconds until the job had gone on, by kind and role."""
         found: dict[str, list[float]] = {}
         for blow in self.blows:
             if blow.recovered_s is not None:
-                found.setdefault(f"{blow.event.kind} {blow.event.role}", []).append(blow.recovered_s)
+                found.setdefault("{kind} {role}".format(**blow.done), []).append(blow.recovered_s)
         return dict(sorted(found.items()))
 
     def to_json(self) -> dict[str, Any]:
-        blows = [{**asdict(blow.event), "name": blow.name, "at_s": blow.at_s, "recovered_s": blow.recovered_s} for blow in self.blows]
+        blows = [
+            {**asdict(blow.event), **blow.done, "name": blow.name, "at_s": blow.at_s, "recovered_s": blow.recovered_s}
+            for blow in self.blows
+        ]
         recovery = {what: summary(times) for what, times in self.times().items()}
         return {
-            "seed": self.seed, "events": self.events, "happened": len(self.blows), "ends": self.ends, "untouched": self.untouched, "broken": list(self.broken),
+            "seed": self.seed, "events": self.events, "happened": self.happened, "again": len(self.blows) - self.happened, "ends": self.ends,
+            "untouched": self.untouched, "broken": list(self.broken),
             "blows": blows, "recovery": recovery,
         }  # fmt: skip
 
     def lines(self) -> list[str]:
         """For people."""
-        lines = [f"seed {self.seed}: {len(self.blows)} of {self.events} events happened"]
-        if self.untouched and len(self.blows) < self.events:
+        lines = [f"seed {self.seed}: {self.happened} of {self.events} events happened"]
+        if again := len(self.blows) - self.happened:
+            lines.append(f"{again} more kills while a process came into a killed one's place")
+        if self.untouched and self.happened < self.events:
             lines.append(f"no connection was cut or slowed: {self.untouched}")
-        if len(self.blows) < self.events and not self.ends:
+        if self.happened < self.events and not self.ends:
             lines.append("the job ended before the others: have it take more steps")
         for what, times in self.times().items():
             lines += [
                 f"went on after {what}: {len(times)} times, median {sorted(times)[len(times) // 2]:.2f} s, longest {max(times):.2f} s",
                 *bars(times),
             ]
+        if self.untried and not self.broken:
+            return [*lines, self.untried]
         if self.broken:
             return [*lines, *(f"BROKEN: {text}" for text in self.broken)]
         kept = (
             f"it ended, as it should ({self.ends}), with a line that says why"
             if self.ends
-            else "it went on without those that were killed (PSGC_ON_WORKER_LOSS=shrink), so that results may differ"
+            else "it went on without those that were killed (PSGC_ON_WORKER_LOSS=shrink), so that results may differ, and ranks agree"
             if self.shrinks
             else "results are those of the undisturbed run, bit for bit"
         )

@@ -22,6 +22,14 @@ class Process:
         """Whether it is there, and no zombie."""
         return self.started != 0 and pid_started(self.pid) == self.started
 
+    @property
+    def title(self) -> str:
+        """Its command line, for people."""
+        try:
+            return Path(f"/proc/{self.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()[:120]
+        except OSError:
+            return ""
+
 
 @dataclass(frozen=True, slots=True)
 class Member:

@@ -12,12 +12,17 @@ from psgc.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of the job. said: lines of stdout; last: the last line of stderr; left: processes of it that were still there after its end."""
+    """One run of the job. said: lines of stdout; last: the last line of stderr; left: processes of it that were still there after its end; killed: ranks of
+    which a process was killed."""
 
     status: int
     said: Sequence[str]
     last: str = ""
     left: Sequence[str] = field(default=())
+    killed: Collection[str] = ()
+
+
+_RANK = re.compile(r"\[worker (\d+)\]|\brank (\d+)\b")  # how lines begin under `psgc run`, and how scripts say it themselves
 
 
 def results_of(run: Run, pattern: re.Pattern[str]) -> Counter[str]:
@@ -25,16 +30,25 @@ def results_of(run: Run, pattern: re.Pattern[str]) -> Counter[str]:
     return Counter(found.group() for line in run.said if (found := pattern.search(line)))
 
 
-def reference_of(run: Run, pattern: re.Pattern[str]) -> Counter[str]:
-    """Of the undisturbed run. Raises UsageError where it cannot be a reference."""
+def last_of_ranks(run: Run, pattern: re.Pattern[str]) -> dict[str, str]:
+    """By rank, the last of its lines by which runs are compared; by "" of lines that do not say whose they are."""
+    found = {}
+    for line in run.said:
+        if fits := pattern.search(line):
+            rank = _RANK.search(line)
+            found["" if rank is None else rank[1] or rank[2]] = fits.group()
+    return found
+
+
+def reference_of(run: Run, pattern: re.Pattern[str]) -> Run:
+    """The undisturbed run. Raises UsageError where it cannot be a reference."""
     if run.status:
         raise UsageError(f"chaos: the job fails by itself, with status {run.status}: {run.last}")
-    found = results_of(run, pattern)
-    if not found:
+    if not results_of(run, pattern):
         raise UsageError(
             f"chaos: --result {pattern.pattern!r} fits no line of the job's output; have it print a digest of its losses and weights, or name its line"
         )
-    return found
+    return run
 
 
 def fatal(killed: Collection[str], env: Mapping[str, str]) -> str:
@@ -48,9 +62,9 @@ def fatal(killed: Collection[str], env: Mapping[str, str]) -> str:
     return ""
 
 
-def broken(run: Run, reference: Counter[str], pattern: re.Pattern[str], ends: str, shrinks: bool = False) -> list[str]:
+def broken(run: Run, reference: Run, pattern: re.Pattern[str], ends: str, shrinks: bool = False) -> list[str]:
     """The promises that the run broke, as sentences. ends: why it was to end, by policy; empty: it was to go on. shrinks: the mean was to be over the living,
-    so that results may differ."""
+    so that results may differ from the undisturbed ones, but not between ranks."""
     found = [f"a process was left: {left}" for left in run.left]
     if ends:
         if not run.status:
@@ -60,10 +74,26 @@ def broken(run: Run, reference: Counter[str], pattern: re.Pattern[str], ends: st
         return found
     if run.status:
         found.append(f"the job ended with status {run.status}: {run.last}")
-    elif not shrinks and (results := results_of(run, pattern)) != reference:
-        lost, other = reference - results, results - reference
+    elif shrinks:
+        found += apart(run, reference, pattern)
+    elif (results := results_of(run, pattern)) != (wanted := results_of(reference, pattern)):
+        lost, other = wanted - results, results - wanted
         found.append(f"results differ: undisturbed {_some(lost)}, disturbed {_some(other)}")
     return found
+
+
+def apart(run: Run, reference: Run, pattern: re.Pattern[str]) -> list[str]:
+    """What ranks that were to have one result in the end, as in the reference, have otherwise; and whether some that came to the end have none."""
+    found, wanted = last_of_ranks(run, pattern), last_of_ranks(reference, pattern)
+    if not found:
+        return ["no rank has printed a result"]
+    if "" in found or "" in wanted:  # lines are compared as they are, where one line was all that ranks had to say
+        if len(results_of(reference, pattern)) == 1 < len(results := results_of(run, pattern)):
+            return [f"ranks' results differ: {_some(results)}"]
+        return []
+    if len(set(wanted.values())) == 1 < len(set(found.values())):
+        return [f"ranks' results differ: {'; '.join(f'rank {rank} {result}' for rank, result in sorted(found.items()))[:300]}"]
+    return [f"rank {rank}, which was not killed, has printed no result" for rank in sorted(wanted.keys() - found.keys() - set(run.killed))]
 
 
 def _some(lines: Counter[str]) -> str:

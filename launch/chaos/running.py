@@ -24,6 +24,7 @@ from psgc.launch.chaos import connections
 from psgc.launch.chaos.members import Member, Process, descendants, members_of
 from psgc.launch.chaos.promises import Run
 from psgc.launch.chaos.schedule import Event
+from psgc.transport.host import pid_started
 
 TURN_S: Final = 0.03
 GONE_S: Final = 10.0  # after a job's end: how long its processes may take to be gone
@@ -32,18 +33,27 @@ TERM_S: Final = 20.0  # of a job that is given up, from SIGTERM to SIGKILL
 
 @dataclass(slots=True)
 class Blow:
-    """An event that has happened. at_s: since the job's first step; recovered_s: until everyone had gone on; None: not yet, or never."""
+    """An event that has happened. at_s: since the job's first step; recovered_s: until everyone had gone on; None: not yet, or never. again: it is the kill
+    that follows the event's own."""
 
     event: Event
     name: str
     at_s: float
     recovered_s: float | None = None
     note: str = ""
+    again: bool = False
+
+    @property
+    def done(self) -> dict[str, str]:
+        """What was done, and to whom."""
+        kind, role = ("kill", self.event.again or self.event.role) if self.again else (self.event.kind, self.event.role)
+        return {"kind": kind, "role": role}
 
 
 @dataclass(slots=True)
 class _Open:
-    """An event that is not over. since: from when recovery counts; back: when the member was seen again; lines: of progress until then."""
+    """An event that is not over. since: from when recovery counts; back: when the member was seen again; lines: of progress until then. seen: when the process
+    in its place was seen; followed: it has been struck again, or need not be."""
 
     blow: Blow
     victim: Member
@@ -52,6 +62,8 @@ class _Open:
     undone: bool
     back: float | None = None
     lines: int = 0
+    seen: float | None = None
+    followed: bool = False
 
 
 @dataclass(slots=True)
@@ -75,10 +87,11 @@ class _Lines:
         self.thread.start()
 
     def _read(self) -> None:
-        for line in self._pipe:
-            self.lines.append(line.rstrip("\n"))
-            if self._fits is not None and self._fits.search(line):
-                self.progress += 1
+        with self._pipe:
+            for line in self._pipe:
+                self.lines.append(line.rstrip("\n"))
+                if self._fits is not None and self._fits.search(line):
+                    self.progress += 1
 
 
 class Running:
@@ -95,7 +108,9 @@ class Running:
         assert self._popen.stdout is not None
         assert self._popen.stderr is not None
         self._out, self._err = _Lines(self._popen.stdout, progress), _Lines(self._popen.stderr)
-        self._seen: dict[Process, None] = {}
+        self._seen: dict[Process, None] = {}  # every process of the job, whoever started it
+        self._began = 0.0  # when it took its first step
+        self._killed_ranks: set[str] = set()
         self._members: list[Member] = []
         self._open: list[_Open] = []
         self._outcome = Outcome(Run(0, ()), [])
@@ -106,12 +121,11 @@ class Running:
         """To the job's end. Without events it is only watched."""
         try:
             self._await_first()
-            began = time.monotonic()
-            last = began
+            self._began = last = time.monotonic()
             for event in events:
                 if not self._wait_until(last + event.pause_s) or (not event.together and not self._settle()):
                     break
-                self._strike(event, began)
+                self._strike(event)
                 last = time.monotonic()
             while self._goes_on():
                 self._turn()
@@ -143,8 +157,8 @@ class Running:
         now = time.monotonic()
         pids = descendants(self._popen.pid)
         self._members = members_of(pids)
-        for member in self._members:
-            self._seen.setdefault(member.process)
+        for pid in (self._popen.pid, *pids):
+            self._seen.setdefault(Process(pid, pid_started(pid)))
         if self._out.progress > self._moves:
             self._moves, self._moved = self._out.progress, now
         elif now - self._moved > self._limit_s:
@@ -163,6 +177,8 @@ class Running:
             other = next((member for member in self._members if member.name == each.victim.name), None)
             if other is None or (each.blow.event.kind == "kill" and other.process == each.victim.process):
                 return
+            if self._strikes_again(each, other, now):
+                return
             if each.victim.role == "scheduler" and self._connected and not self._heard_of_everyone(other):
                 return
             each.back, each.lines = now, self._out.progress
@@ -171,6 +187,24 @@ class Running:
             each.blow.recovered_s = round(now - each.since, 3)
             self._open.remove(each)
 
+    def _strikes_again(self, each: _Open, other: Member, now: float) -> bool:
+        """Whether the event is to be followed by another kill while this process comes into the killed one's place, and is not over before. It is struck when
+        that is due."""
+        event = each.blow.event
+        if event.again is None or each.followed or not other.process.runs:
+            return False
+        each.seen = each.seen or now
+        if now - each.seen < event.again_s:
+            return True
+        victim = other if event.again == event.role else next((member for member in self._members if member.role == event.again), None)
+        each.followed = True
+        if victim is None or (victim is not other and any(victim.name == one.victim.name for one in self._open)):
+            return False
+        if victim is other:
+            self._open.remove(each)
+        self._kill(victim, Blow(event, victim.name, round(now - self._began, 3), note=f"while {other.name} comes back", again=True), now)
+        return victim is other
+
     def _heard_of_everyone(self, scheduler: Member) -> bool:
         """Whether all other members have a connection to it."""
         found = self._connections(scheduler)
@@ -178,30 +212,42 @@ class Running:
             connection.close()
         return len(found) >= len(self._members) - 1
 
-    def _strike(self, event: Event, began: float) -> None:
+    def _kill(self, victim: Member, blow: Blow, now: float) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(victim.process.pid, signal.SIGKILL)
+        self._outcome.killed.add(victim.role)
+        if victim.role == "worker":
+            self._killed_ranks.add(victim.name.removeprefix("worker "))
+        self._note(_Open(blow, victim, now, now, undone=True, followed=blow.again), "")
+
+    def _note(self, each: _Open, length: str) -> None:
+        blow, victim = each.blow, each.victim
+        self._say(
+            f"{blow.at_s:7.1f} s: event {blow.event.number}: {blow.done['kind']} {victim.name} (pid {victim.process.pid}){length} {blow.note}".rstrip()
+        )
+        self._outcome.blows.append(blow)
+        self._open.append(each)
+
+    def _strike(self, event: Event) -> None:
         busy = {each.victim.name for each in self._open}
         candidates = [member for member in self._members if member.role == event.role and member.name not in busy and member.process.runs]
         if not candidates:
             return
         victim, now = candidates[event.of(len(candidates))], time.monotonic()
-        blow = Blow(event, victim.name, round(now - began, 3))
+        blow = Blow(event, victim.name, round(now - self._began, 3))
         lasts = event.kind in ("stop", "slow")
         each = _Open(blow, victim, now, now + event.for_s, undone=not lasts)
-        if event.kind in ("kill", "stop"):
+        if event.kind == "kill":
+            self._kill(victim, blow, now)
+            return
+        if event.kind == "stop":
             with contextlib.suppress(ProcessLookupError):
-                os.kill(victim.process.pid, signal.SIGKILL if event.kind == "kill" else signal.SIGSTOP)
-            if event.kind == "kill":
-                self._outcome.killed.add(victim.role)
+                os.kill(victim.process.pid, signal.SIGSTOP)
         else:
             found = self._connections(victim)
             count = connections.cut(found) if event.kind == "cut" else connections.slow(found, event.rate)
             blow.note = f"{count} connections"
-        length = f" for {event.for_s:g} s" if lasts else ""
-        self._say(
-            f"{blow.at_s:7.1f} s: event {event.number}: {event.kind} {victim.name} (pid {victim.process.pid}){length} {blow.note}".rstrip()
-        )
-        self._outcome.blows.append(blow)
-        self._open.append(each)
+        self._note(each, f" for {event.for_s:g} s" if lasts else "")
 
     def _connections(self, victim: Member) -> list[socket.socket]:
         return connections.connections_of(victim, [member for member in self._members if member.role != "worker"])
@@ -237,7 +283,13 @@ class Running:
             time.sleep(TURN_S)
         last = next((line for line in reversed(self._err.lines) if line.strip()), "")
         status = self._popen.returncode
-        self._outcome.run = Run(status if status >= 0 else 128 - status, self._out.lines, last, [f"pid {process.pid}" for process in left])
+        self._outcome.run = Run(
+            status if status >= 0 else 128 - status,
+            self._out.lines,
+            last,
+            [f"pid {process.pid} ({process.title})" for process in left],
+            self._killed_ranks,
+        )
         for process in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL)

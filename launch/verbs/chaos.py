@@ -32,8 +32,10 @@ def chaos(
 ) -> None:
     """Run a job twice, undisturbed and with events by a seeded schedule, and check what its policies promise.
 
-    A job that goes on by its policies must print the same results, bit for bit, and end with status 0; one that ends by them must say why in its last line.
-    Nothing may be left in either case. Prints how long the job took to go on after each event, as a histogram. Status 1: a promise was broken.
+    A job that goes on by its policies must print the same results, bit for bit (under PSGC_ON_WORKER_LOSS=shrink the same on
+    all ranks), and end with status 0; one that ends by them must say why in its last line.
+    Nothing may be left in either case. Prints how long the job took to go on after each event, as a histogram. Status 1: a promise was broken,
+    or no event happened.
 
     Example: psgc chaos --seed 7 --events 200 -- psgc run --workers 2 -- python train.py
     """
@@ -55,6 +57,8 @@ def chaos(
     print(json.dumps(report.to_json()) if as_json else "\n".join(report.lines()))
     if report.broken:
         raise PsgcError(f"chaos: seed {seed}: {report.broken[0]}")
+    if report.untried:
+        raise PsgcError(f"chaos: seed {seed}: {report.untried}: have the job take more steps, or name other --roles and --kinds")
 
 
 def _positive(flag: str, value: Number) -> Number:

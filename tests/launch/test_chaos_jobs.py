@@ -67,6 +67,20 @@ def test_a_spare_in_a_dead_workers_place_is_a_member_like_any(launched: Launched
     assert [blow["recovered_s"] is not None for blow in report["blows"]] == [True, True]
 
 
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("policy", ["wait", "shrink"])
+def test_a_process_that_is_killed_while_it_comes_into_a_killed_ones_place_is_followed_too(launched: Launched, policy: str) -> None:
+    """Seed 26: a worker is killed and then its successor, another worker and then the scheduler."""
+    job = [sys.executable, str(Path(JOB[1]).with_name("lost_worker.py")), "600", "none", "0.05"]
+    flags = ("--seed", "26", "--events", "2", "--every", "0.5", "--kinds", "kill", "--roles", "worker,scheduler", "--result", r"found \w+")
+    status, report, err = chaos(launched, *flags, job=job, run=("--no-prefix", "--workers", "3"), PSGC_ON_WORKER_LOSS=policy)
+    assert status == 0, err
+    assert report["broken"] == [] and report["again"] >= 1
+    first, again, *_ = report["blows"]
+    assert (first["kind"], first["role"], again["name"]) == ("kill", "worker", first["name"]), report
+
+
 UNSTEADY = """
 import os, sys
 from pathlib import Path
@@ -87,6 +101,32 @@ def test_results_that_differ_are_a_broken_promise(launched: Launched, tmp_path: 
     assert status == 1, err
     assert report["broken"][0].startswith("results differ: undisturbed found ")
     assert err.strip().splitlines()[-1].startswith("psgc chaos: seed 0: results differ")
+
+
+LEAVES = """
+import subprocess, sys, time
+from pathlib import Path
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+time.sleep(1)
+sys.argv = ["job", "60", "none", "optimizer", "0.01"]
+exec(Path(%r).read_text())
+"""
+
+
+def test_what_a_script_has_started_and_left_is_a_broken_promise(launched: Launched, tmp_path: Path) -> None:
+    script = tmp_path / "leaves.py"
+    script.write_text(LEAVES % JOB[1])
+    status, report, err = chaos(
+        launched, "--events", "1", "--every", "0.1", "--kinds", "stop", "--roles", "server", job=[sys.executable, str(script)]
+    )
+    assert status == 1, err
+    assert any("a process was left: pid" in text and "time.sleep(600)" in text for text in report["broken"]), report
+
+
+def test_a_job_to_which_nothing_was_done_has_kept_nothing(launched: Launched) -> None:
+    status, report, err = chaos(launched, "--events", "2", "--every", "1000", job=[*JOB, "20", "none", "optimizer", "0.01"])
+    assert (status, report["happened"], report["broken"]) == (1, 0, []), err
+    assert "none of the 2 events happened, so nothing was tried" in err.strip().splitlines()[-1]
 
 
 def test_what_is_no_job_to_check_is_wrong_usage(launched: Launched) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from psgc.errors import UsageError
 from psgc.launch.chaos.checking import Report
 from psgc.launch.chaos.promises import Run, broken, fatal, reference_of, results_of
+from psgc.launch.chaos.running import Blow
+from psgc.launch.chaos.schedule import Event
 
 FOUND = re.compile(r"found \w+")
 SAID = ["[worker 0] step 1", "[worker 0] rank 0 found aa", "[worker 1] rank 1 found bb"]
@@ -40,18 +43,46 @@ def test_one_that_ends_by_its_policies_must_say_why() -> None:
     assert broken(Run(1, (), "why", ["pid 1"]), REFERENCE, FOUND, "stop") == ["a process was left: pid 1"]
 
 
-def test_a_mean_over_the_living_may_have_other_results() -> None:
-    assert broken(Run(0, ["found other"]), REFERENCE, FOUND, "", shrinks=True) == []
+ALIKE = Run(0, ["rank 0 found aa", "rank 1 found aa", "rank 2 found aa"])
+
+
+def test_a_mean_over_the_living_may_have_other_results_that_are_the_same_on_all_ranks() -> None:
+    def seen(*said: str, killed: str = "", of: Run = ALIKE) -> list[str]:
+        return broken(Run(0, said, killed=killed.split()), of, FOUND, "", shrinks=True)
+
+    assert seen("rank 0 found bb", "[worker 1] rank 1 found bb", killed="2") == []
+    assert seen("rank 0 found bb", "rank 1 found cc", "rank 2 found bb") == [
+        "ranks' results differ: rank 0 found bb; rank 1 found cc; rank 2 found bb"
+    ]
+    assert seen("rank 0 found bb", killed="2") == ["rank 1, which was not killed, has printed no result"]
+    assert seen(killed="0 1 2") == ["no rank has printed a result"]
+    assert seen("rank 0 found cc", "rank 1 found dd", of=REFERENCE) == [], "they differ by themselves"
+    untold = Run(0, ["found aa", "found aa"])
+    assert seen("found bb", of=untold) == [] and seen("found bb", "found cc", of=untold) == ["ranks' results differ: found bb; found cc"]
+    losses = Run(0, [f"rank {rank} found {step}" for step in "abc" for rank in (0, 1)])
+    assert seen("rank 0 found x", "rank 1 found y", "rank 0 found z", "rank 1 found z", of=losses) == [], "the last ones"
 
 
 def test_a_report_says_what_was_kept() -> None:
     """No more than that."""
-    assert Report(7, 0, (), ()).lines()[-1] == "kept: results are those of the undisturbed run, bit for bit; nothing is left"
-    went_on = Report(7, 0, (), (), shrinks=True).lines()[-1]
+    blow = Blow(Event(0, "kill", "worker", 0.0, 1.0, False, again="scheduler", again_s=1.0), "worker 1", 0.5)
+    assert Report(7, 1, (blow,), ()).lines()[-1] == "kept: results are those of the undisturbed run, bit for bit; nothing is left"
+    went_on = Report(7, 1, (blow,), (), shrinks=True).lines()[-1]
     assert (
         went_on
-        == "kept: it went on without those that were killed (PSGC_ON_WORKER_LOSS=shrink), so that results may differ; nothing is left"
+        == "kept: it went on without those that were killed (PSGC_ON_WORKER_LOSS=shrink), so that results may differ, and ranks agree; nothing is left"
     )
+    more = replace(blow, again=True, recovered_s=2.0)
+    report = Report(7, 2, (blow, more), ())
+    assert report.lines()[:2] == ["seed 7: 1 of 2 events happened", "1 more kills while a process came into a killed one's place"]
+    assert [(one["kind"], one["role"]) for one in report.to_json()["blows"]] == [("kill", "worker"), ("kill", "scheduler")]
+    assert (report.to_json()["happened"], report.to_json()["again"], report.times()) == (1, 1, {"kill scheduler": [2.0]})
+
+
+def test_where_nothing_was_done_nothing_is_said_to_be_kept() -> None:
+    report = Report(7, 5, (), ())
+    assert report.lines()[-1] == report.untried == "none of the 5 events happened, so nothing was tried"
+    assert not any("kept" in line for line in report.lines())
 
 
 def test_policies_say_whose_death_ends_a_job() -> None:

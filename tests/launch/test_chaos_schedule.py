@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -42,6 +43,18 @@ def test_every_kind_happens_to_every_role_and_its_numbers_are_in_bounds() -> Non
         assert (event.rate > 0) == (event.kind == "slow")
         assert FOR_S[0] <= event.for_s <= FOR_S[1] or not event.for_s
     assert 200 < sum(event.together for event in events) < 400
+
+
+def test_some_kills_are_followed_by_another_one_while_a_process_comes_into_the_killed_ones_place() -> None:
+    events = schedule(0, 2000, ROLES, KINDS, 1.0)
+    kills = [event for event in events if event.kind == "kill"]
+    seen = Counter((event.role, event.again) for event in kills if event.again is not None)
+    assert set(seen) == {(role, again) for role in ROLES for again in (role, "scheduler")} and min(seen.values()) > 15
+    assert not any(event.again for event in events if event.kind != "kill")
+    assert all(event.again in (None, "worker") for event in schedule(0, 500, roles_of("worker"), KINDS, 1.0)), (
+        "of the roles that are chosen"
+    )
+    assert [replace(event, again=None, again_s=0.0) for event in kills] != kills
 
 
 def test_a_member_is_chosen_by_its_share_whatever_the_number() -> None:

@@ -1,0 +1,47 @@
+"""What chaos does to processes, with a job of small ones: a launcher that starts its worker again when that is killed."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+
+from psgc.launch.chaos.running import Outcome, Running
+from psgc.launch.chaos.schedule import Event
+
+WORKER = "import time\nfor step in range(150):\n    print('step', step, flush=True)\n    time.sleep(0.02)\nprint('rank 0 found it')\n"
+LAUNCHER = f"""
+import os, subprocess, sys, time
+env = dict(os.environ, DMLC_ROLE="worker", RANK="0", PSGC_LAUNCHER="1")
+BEFORE
+while subprocess.run([sys.executable, "-c", {WORKER!r}], env=env, start_new_session=True).returncode:
+    time.sleep(0.1)
+"""
+
+
+def run(*events: Event, before: str = "") -> Outcome:
+    said: list[str] = []
+    command: Sequence[str] = [sys.executable, "-c", LAUNCHER.replace("BEFORE", before)]
+    return Running(command, re.compile(r"\bstep\b"), 300.0, said.append).through(events)
+
+
+def test_the_process_in_a_killed_ones_place_is_killed_too_before_the_event_is_over() -> None:
+    outcome = run(Event(0, "kill", "worker", 0.0, 0.0, False, again="worker", again_s=0.2))
+    first, again = outcome.blows
+    assert (first.again, again.again, again.name, again.done) == (False, True, "worker 0", {"kind": "kill", "role": "worker"})
+    assert first.recovered_s is None and again.recovered_s is not None and again.at_s >= first.at_s + 0.2
+    assert outcome.run.status == 0 and list(outcome.run.killed) == ["0"] and not outcome.run.left
+    assert outcome.killed == {"worker"} and outcome.run.said[-1] == "rank 0 found it"
+
+
+def test_without_somebody_to_be_killed_with_it_an_event_is_over_as_others_are() -> None:
+    outcome = run(Event(0, "kill", "worker", 0.0, 0.0, False, again="scheduler", again_s=0.1))
+    assert [blow.again for blow in outcome.blows] == [False] and outcome.blows[0].recovered_s is not None
+
+
+def test_whatever_process_of_a_job_is_left_is_seen_and_ended() -> None:
+    quiet = "stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL"
+    before = f"child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1000)'], start_new_session=True, {quiet})"
+    outcome = run(before=before)
+    (left,) = outcome.run.left
+    assert "time.sleep(1000)" in left and outcome.run.status == 0 and not outcome.blows
