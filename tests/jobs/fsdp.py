@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import checkpoint as dcp
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 import psgc.torch as psgc
 from psgc.plan.model.plan import Plan, PlannedBucket
@@ -42,6 +42,12 @@ def freeze(model: nn.Module, how: str, number: int) -> None:
         parameter.requires_grad_(not any(name.startswith(each) for each in frozen or ()))
 
 
+POLICIES = {
+    "bf16-reduce": MixedPrecisionPolicy(torch.bfloat16, torch.bfloat16),
+    "bf16-params": MixedPrecisionPolicy(torch.bfloat16, torch.float32),
+}
+
+
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -56,13 +62,14 @@ def model_on(mesh: DeviceMesh, precision: str, how: str = "plain") -> nn.Sequent
     are one unit."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, WIDTH), Block(), Block(), nn.Linear(WIDTH, 7))
-    policy = MixedPrecisionPolicy(torch.bfloat16, torch.bfloat16) if precision == "bf16-reduce" else MixedPrecisionPolicy()
+    policy = POLICIES.get(precision, MixedPrecisionPolicy())
+    offload = CPUOffloadPolicy(pin_memory=False) if how == "offloaded" else OffloadPolicy()
     for number, block in enumerate(model[1:3]):
         own = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16) if precision == "mixed" and number else policy
-        fully_shard(block, mesh=mesh, mp_policy=own)
+        fully_shard(block, mesh=mesh, mp_policy=own, offload_policy=offload)
     if how == "together":
-        fully_shard([model[0], model[3]], mesh=mesh, mp_policy=policy)
-    sharded = fully_shard(model, mesh=mesh, mp_policy=policy)
+        fully_shard([model[0], model[3]], mesh=mesh, mp_policy=policy, offload_policy=offload)
+    sharded = fully_shard(model, mesh=mesh, mp_policy=policy, offload_policy=offload)
     for module in sharded.modules():
         if how == "summed" and isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
@@ -71,14 +78,24 @@ def model_on(mesh: DeviceMesh, precision: str, how: str = "plain") -> nn.Sequent
 
 
 def train(model: nn.Module, how: str) -> str:
-    """how: "plain"; "accumulate": two backwards a step, the first without synchronization; "twice": both with; "clip"; or of ``FREEZES``."""
+    """how: "plain"; "accumulate": two backwards a step, the first without synchronization; "twice": both with; "clip"; "scaled": by a GradScaler, which skips
+    a step in which one rank overflows; "hooked": each parameter steps as soon as its gradient is there; or of ``FREEZES``."""
+    if how == "hooked":
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(step_at_once)
     return steps(
         model, torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=True), torch.Generator().manual_seed(1 + dist.get_rank()), STEPS, how
     )
 
 
+def step_at_once(parameter: torch.Tensor) -> None:
+    assert parameter.grad is not None
+    parameter.data.add_(parameter.grad, alpha=-0.5)
+    parameter.grad = None
+
+
 def steps(model: nn.Module, optimizer: torch.optim.Optimizer, draw: torch.Generator, count: int, how: str) -> str:
-    loss = torch.zeros(())
+    loss, scaler = torch.zeros(()), torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=how == "scaled")
     for number in range(count):
         freeze(model, how, number)
         for micro in range(2 if how in ("accumulate", "twice") else 1):
@@ -86,11 +103,14 @@ def steps(model: nn.Module, optimizer: torch.optim.Optimizer, draw: torch.Genera
             if how == "accumulate":
                 model.set_requires_gradient_sync(micro == 1)
             loss = nn.functional.cross_entropy(model(x), x[:, :7].argmax(1))
-            loss.backward()
+            overflows = how == "scaled" and number == 2 and dist.get_rank() == 3
+            scaler.scale(loss * float("inf") if overflows else loss).backward()
         if how == "clip":
             nn.utils.clip_grad_norm_(model.parameters(), 0.05)
-        optimizer.step()
+        scaler.step(optimizer)
+        scaler.update()
         optimizer.zero_grad()
+    assert scaler.get_scale() == (2.0**9 if how == "scaled" else 1.0), "one step was skipped, on every rank"
     digest = hashlib.sha256()
     for parameter in model.parameters():
         digest.update(parameter.to_local().detach().numpy().tobytes())

@@ -10,6 +10,7 @@ import pytest
 
 HOWS = ("plain", "accumulate", "twice", "clip")
 ALL_HOWS = (*HOWS, "summed", "together")
+OWN = ("scaled", "hooked", "offloaded")  # what FSDP does with the mean at once, or what the optimizer does without
 FROZEN = ("thaws", "thaws-part", "freezes-part", "freezes", "by-turns")
 RESUMED = ("resumed", "went-on", "forgot")
 
@@ -19,7 +20,7 @@ def lines(job: Any, *arguments: str, **env: str) -> dict[tuple[str, str], list[l
     found = defaultdict(list)
     for text in job.said(*arguments, job="fsdp.py", PSGC_MIN_COMPRESS_BYTES="0", **env):
         for words in (line.split() for line in text.splitlines()):
-            if len(words) == 4 and words[1] in (*ALL_HOWS, *FROZEN, *RESUMED):
+            if len(words) == 4 and words[1] in (*ALL_HOWS, *OWN, *FROZEN, *RESUMED):
                 found[words[0], words[1]].append(words[2:])
     return found
 
@@ -47,6 +48,22 @@ def test_reduced_in_another_dtype_than_parameters_have_gradients_are_averaged_be
     found = lines(make_job(nodes=4, servers=1), "--precision", "bf16-reduce", "--hows", "plain", "--codecs", "none", "onebit")
     assert found["none", "plain"] == found["native", "plain"]
     assert found["onebit", "plain"][0][0] == found["onebit", "plain"][2][0] != found["native", "plain"][0][0]
+
+
+def test_parameters_of_lower_precision_than_gradients_are_reduced_in(make_job: Callable[..., Any]) -> None:
+    found = lines(make_job(nodes=4, servers=1), "--precision", "bf16-params", "--hows", "plain", "--codecs", "none", "int8")
+    assert len(found["native", "plain"]) == 4
+    assert found["none", "plain"] == found["native", "plain"]
+    assert found["int8", "plain"][0][0] == found["int8", "plain"][2][0] != found["native", "plain"][0][0]
+
+
+@pytest.mark.parametrize("servers", [1, 0])
+def test_scaled_losses_offloading_and_steps_within_backward_are_as_under_hsdp(make_job: Callable[..., Any], servers: int) -> None:
+    found = lines(make_job(nodes=4, servers=servers), "--hows", *OWN, "--codecs", "none", "int8")
+    for how in OWN:
+        assert len(found["native", how]) == 4
+        assert found["none", how] == found["native", how]
+        assert found["int8", how][0][0] == found["int8", how][2][0] != found["native", how][0][0]
 
 
 def test_each_module_may_have_a_precision_of_its_own(make_job: Callable[..., Any]) -> None:
