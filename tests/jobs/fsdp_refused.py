@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -9,8 +10,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult
+from torch.distributed.tensor import Shard
+from torch.utils.checkpoint import checkpoint
 
 import psgc.torch as psgc
 from psgc.errors import PsgcError
@@ -37,13 +41,49 @@ class Two(nn.Module):
         return self.second(self.first(x)) if self.used else self.first(x)
 
 
-def backward(model: nn.Module) -> None:
+def backward(model: nn.Module, freeze: nn.Module | None = None) -> None:
+    """freeze: between forward and backward."""
     model.zero_grad()
-    model(torch.ones(2, 4)).sum().backward()
+    loss = model(torch.ones(2, 4, requires_grad=True)).sum()
+    if freeze is not None:
+        freeze.requires_grad_(False)
+    loss.backward()
 
 
-def plan(*names: str) -> Plan:
-    option = ("intra.reduce_scatter", "inter.all_reduce", "intra.all_gather")
+class Twice(nn.Module):
+    """Runs its first layer twice; or once, and its backward then breaks behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.twice, self.breaks = nn.Linear(4, 4), nn.Linear(4, 4), False, False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.breaks:
+            x.register_hook(breaks)
+        for _ in range(1 + self.twice):  # a reentrant checkpoint has a backward of its own
+            x = checkpoint(self.first, x, use_reentrant=True) if self.twice else self.first(x)
+        return self.second(x)
+
+
+hooks: list[Any] = []
+
+
+def breaks(gradient: torch.Tensor) -> torch.Tensor:
+    raise RuntimeError("a hook of the script's")
+
+
+def hooked(nodes: DeviceMesh, *frozen: str, elsewhere: DeviceMesh | None = None, given: Any = None) -> Twice:
+    """Each of its layers is a unit. frozen: when it is hooked; elsewhere: where its second layer is sharded instead."""
+    model = Twice()
+    for name in frozen:
+        model.get_submodule(name).requires_grad_(False)
+    fully_shard(model.first, mesh=nodes["shard"])
+    fully_shard(model.second, mesh=elsewhere or nodes["shard"])
+    hooks.append(psgc.fsdp_hook(model, given))
+    return model
+
+
+def plan(*names: str, option: tuple[str, ...] = ("intra.reduce_scatter", "inter.all_reduce", "intra.all_gather")) -> Plan:
     return Plan("small", "two nodes", tuple(PlannedBucket((name,), 4, 1, 0, "none", option) for name in names))
 
 
@@ -60,6 +100,13 @@ def main() -> None:
     told("plan", lambda: psgc.fsdp_hook(fully_shard(nn.Linear(4, 4), mesh=nodes["shard"]), "auto"))
     told("plan of others", lambda: psgc.fsdp_hook(fully_shard(nn.Linear(4, 4), mesh=nodes["shard"]), plan("layer.weight")))
     told("plan within nodes", lambda: psgc.fsdp_hook(fully_shard(nn.Linear(4, 4), mesh=nodes["shard"]), plan("weight", "bias")))
+    parts = {"weight": nodes["shard"], "bias": whole}
+    several = nn.Linear(4, 4)
+    own = {id(parameter): name for name, parameter in several.named_parameters()}
+    fully_shard(several, mesh=nodes["shard"], shard_placement_fn=lambda parameter: ShardPlacementResult(
+        Shard(0), FSDPMeshInfo(parts[own[id(parameter)]], shard_mesh_dim=0)
+    ))  # fmt: skip
+    told("several meshes", lambda: psgc.fsdp_hook(several))
     mixed = nn.Sequential(fully_shard(nn.Linear(4, 4), mesh=nodes["shard"]), fully_shard(nn.Linear(4, 4), mesh=whole))
     told("two meshes", lambda: psgc.fsdp_hook(mixed))
     divided = fully_shard(nn.Linear(4, 4), mesh=nodes["shard"])
@@ -84,6 +131,31 @@ def main() -> None:
     backward(parted)
     parted.used = False
     told("a module that nobody uses", lambda: backward(parted))
+    thawed = hooked(nodes, "second", elsewhere=whole)
+    backward(thawed)
+    thawed.second.requires_grad_(True)
+    told("trained elsewhere", lambda: backward(thawed))
+    planned = hooked(nodes, "second", given=plan("first.weight", "first.bias", option=("flat.push", "flat.pull")))
+    backward(planned)
+    planned.second.requires_grad_(True)
+    told("trained without a plan", lambda: backward(planned))
+    late = hooked(nodes)
+    told("frozen before backward", lambda: backward(late, freeze=late.second))
+    late = hooked(nodes)
+    late.second.set_requires_gradient_sync(False)
+    backward(late)
+    late.second.set_requires_gradient_sync(True)
+    late.second.requires_grad_(False)
+    told("frozen while gradients wait", lambda: backward(late))
+    used = hooked(nodes)
+    used.twice = True
+    told("twice", lambda: backward(used))
+    broken = hooked(nodes)
+    broken.breaks = True
+    with contextlib.suppress(RuntimeError):
+        backward(broken)
+    took = hooks[-1]._gradients.take  # FSDP itself may reduce nothing any more after that
+    told("raised", lambda: took(0, torch.zeros(20)))
     parted.used = psgc.rank() == 0
     told("a module of rank 0 alone", lambda: backward(parted))
 

@@ -122,6 +122,13 @@ def test_what_it_cannot_average_is_told_in_a_line(make_job: Callable[..., Any]) 
         assert "'0' is sharded over ranks" in of_rank["two meshes"]
         assert "'model': set_gradient_divide_factor was called on it and not on others when the first gradients came" in of_rank["divided"]
         assert "FSDP reduced 20 gradients of 'model' on each rank, and its trained parameters are 40" in of_rank["unused"]
+        assert "parameters of 'model' are sharded over several meshes; shard each module over one" in of_rank["several meshes"]
+        assert "'second' is trained now, and is not sharded over the mesh of the units that were trained" in of_rank["trained elsewhere"]
+        assert "'second' is trained now, and was frozen when the job's plan was taken" in of_rank["trained without a plan"]
+        assert of_rank["frozen before backward"] == "nothing", "it has no gradients then, on any rank"
+        assert "gradients of 'second' of which some parameters are frozen now" in of_rank["frozen while gradients wait"]
+        assert "reduced the gradients of 'first' twice in one backward" in of_rank["twice"]
+        assert "the last backward raised after some gradients had left" in of_rank["raised"]
         assert of_rank["unused and told"] == of_rank["a module that nobody uses"] == "nothing"
     assert told[0]["a module of rank 0 alone"] == "nothing"
     assert "this rank's backward had no gradients of 'second', and another replica's had" in told[1]["a module of rank 0 alone"]

@@ -102,6 +102,10 @@ class FsdpGradients(FrontEnd[FilledBucket]):
         compute with it. Raises UsageError for gradients that psgc cannot average."""
         exchange, its = self.exchange, self._units[unit]
         with self._taking:
+            if self._end is not None and self._end.lost:
+                raise UsageError(
+                    "fsdp_hook: the last backward raised after some gradients had left; FSDP cannot go on after that: start the job again"
+                )
             begins = not exchange.last.begun
             if begins:
                 self._look()
@@ -198,10 +202,6 @@ class FsdpGradients(FrontEnd[FilledBucket]):
         """The first gradients of a step have come."""
         self._absent = []
         self.session.check()
-        if self._end is not None and self._end.lost:
-            raise UsageError(
-                "fsdp_hook: the last backward raised after some gradients had left; FSDP cannot go on after that: start the job again"
-            )
         if self.exchange.last.waits and not self.keeps_mean:
             self.exchange.leave_to_script()
         self.exchange.begin()

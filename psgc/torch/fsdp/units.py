@@ -188,7 +188,9 @@ def units_of(model: torch.nn.Module) -> list[Unit]:
         if states is None:  # torch before 2.12
             states = [] if state._fsdp_param_group is None else [state._fsdp_param_group]
         if len(states) > 1:
-            raise UsageError(f"fsdp_hook: parameters of {name!r} are sharded over several meshes; shard each module over one: {HOW}")
+            raise UsageError(
+                f"fsdp_hook: parameters of {name or 'model'!r} are sharded over several meshes; shard each module over one: {HOW}"
+            )
         states = [
             each for each in states if not any(unit.state is each for unit in found)
         ]  # several modules may be one unit: fully_shard([a, b])
