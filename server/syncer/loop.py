@@ -1,4 +1,4 @@
-"""The syncer's process, and the only module of it that does I/O: one thread, one listening port.
+"""The syncer's process: one thread does all but writing the file, for which there is another (``saver.py``), and one port listens.
 
 Learners connect; the syncer never does. A connection that ends is its learner's to make again, and a syncer that is started again goes on from its file.
 """
@@ -23,7 +23,9 @@ from psgc.layout.update_rule import UpdateRule
 from psgc.processes.addresses import listening_socket
 from psgc.processes.mailbox import Mailbox
 from psgc.processes.reminder import Reminder
-from psgc.server.syncer.state import Answer, Apply, Begin, Drop, Effect, Send, SyncerState, described, refused
+from psgc.server.syncer.picture import check_place
+from psgc.server.syncer.saver import Saver
+from psgc.server.syncer.state import INITIAL_VALUES, Answer, Apply, Begin, Drop, Effect, Send, SyncerState, described, refused
 from psgc.server.syncer.tokens import Tokens
 from psgc.server.syncer.values import Values, pair_of
 from psgc.transport.link import Link, Transport
@@ -41,14 +43,13 @@ from psgc.wire.messages import ErrorCode, decode_body
 
 logger = logging.getLogger(__name__)
 TICK_S: Final = 1.0
-RETRY_S: Final = 60.0  # after a saving that has failed, if the next one is not due sooner
-SEE_OFF_S: Final = 1.0
+SEE_OFF_S: Final = 1.0  # for a learner that has been told why its connection ends, to close it
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """host, port: where learners connect; "" for all addresses, 0 for a free port. learners: the file of tokens; None: everyone who has the job's. save: the
-    file of the outer parameters; None: they are lost with the process. every_s: from one saving to the next."""
+    file of the outer parameters; None: they are lost with the process. every_s: between two savings."""
 
     host: str
     port: int
@@ -67,23 +68,28 @@ class Syncer:
         self._values = Values(settings.rule)
         self._state = SyncerState(settings.rule.canonical)
         if settings.save is not None:
-            self._values.check_place(settings.save)
-            if settings.save.exists():
+            check_place(settings.save)
+        listening = listening_socket(
+            settings.port, settings.host
+        )  # before the file is read, which a syncer that is ending there writes first
+        try:
+            if settings.save is not None and settings.save.exists():
                 self._state = self._values.load(settings.save)
                 logger.info("going on from %s: %s", settings.save, described(self._state.learners))
-        listening = listening_socket(settings.port, settings.host)
+        except BaseException:
+            listening.close()
+            raise
         self.port = int(listening.getsockname()[1])
         named = replace(config, node_host=settings.host or "127.0.0.1")  # nobody is told the address: learners know it
         self._gate = Gate([transport(FALLBACK).listen_with(named, listening)], self._proof)
         self._links = LinkSet(PacedLink.of(config.link_mbit, config.link_fd) if config.link_mbit else None)
         self._keys: dict[Link, bytes] = {}
         self._codecs: dict[Link, CodecPair] = {}
+        self._names: dict[Link, str] = {}  # of the learners that have enrolled
         self._watch, self.mailbox = Watch(), Mailbox()
-        self._changed = False  # since it was saved
-        self._saved_at = time.monotonic()
-        self._save_at = self._saved_at + settings.every_s
+        self._leaving: dict[Link, float] = {}  # connections on which why they end is under way, and until when they may take
+        self._saver = Saver(settings.save, settings.every_s, config.silence_s, time.monotonic(), lambda: self.mailbox.put(self._saved))
         self._awaited: tuple[str, float, Reminder] = ("", 0.0, Reminder(0.0))  # whose initial values, and since when
-        self._unsaved: Reminder | None = None  # of savings that have failed since the last one that did not
         self._ended = ""
 
     def run(self) -> None:
@@ -96,7 +102,9 @@ class Syncer:
                 if (now := time.monotonic()) >= next_tick:
                     self._tick(now)
                     next_tick = now + TICK_S
-            self._save()
+            self._saver.close(
+                time.monotonic(), lambda: self._values.picture(self._state)
+            )  # before the port is free for another syncer, which reads the file
         finally:
             self._links.flush()
             self._gate.close()
@@ -124,6 +132,8 @@ class Syncer:
     def _hear(self, link: Link) -> None:
         try:
             for header, payload in link.receive():
+                if link in self._leaving:
+                    continue  # bytes that are not read would have its end reset the connection, and the learner not hear why
                 self._apply(self._received(link, header, payload))
                 if link.closed:
                     break
@@ -147,6 +157,7 @@ class Syncer:
             return refused(link, error)
         effects = self._state.receive(link, number, header, enrol)
         if enrol is not None and link in self._state.peers:
+            self._names[link] = enrol.name
             logger.info("enrolled learner=%s from=%s codec=%s", enrol.name, link.peer, enrol.codec)
         return effects
 
@@ -160,7 +171,10 @@ class Syncer:
                 self._begin(effect)
             elif isinstance(effect, Apply):
                 self._values.apply(effect.fragment, effect.staleness)
-                self._changed = True
+                self._saver.changed = self._state.begun
+                if effect.staleness == INITIAL_VALUES and self._state.begun:
+                    self._saver.soon()
+                    self._save_if_due(time.monotonic())
             elif isinstance(effect, Answer):
                 self._answer(effect)
             else:
@@ -187,17 +201,19 @@ class Syncer:
 
     def _drop(self, drop: Drop) -> None:
         link: Link = drop.peer
-        link.flush()
-        link.see_off(SEE_OFF_S)
-        link.fail("another connection of this learner has taken its place")
-        self._close_if_ended(link)
+        if not drop.told:
+            link.fail("another connection of this learner has taken its place")
+            self._close_if_ended(link)
+        elif link not in self._leaving:
+            self._leaving[link] = time.monotonic() + SEE_OFF_S
+            self._apply(self._state.lost(link))
 
     def _close_if_ended(self, link: Link) -> None:
         if link.closed and self._keys.pop(link, None) is not None:
-            name = self._state.peers[link].name if link in self._state.peers else link.peer
-            logger.info("connection of learner=%s is gone: %s", name, link.why)
+            logger.info("connection of learner=%s is gone: %s", self._names.pop(link, link.peer), link.why)
             self._links.discard(link)
             self._codecs.pop(link, None)
+            self._leaving.pop(link, None)
             self._apply(self._state.lost(link))
             link.close()
 
@@ -209,12 +225,15 @@ class Syncer:
         except PsgcError as error:
             logger.warning("%s; the former list stays", error)
         for link, key in list(self._keys.items()):
-            if not self._tokens.admits(link.proof.rank, key):
+            if link not in self._leaving and not self._tokens.admits(link.proof.rank, key):
                 revoked = RemoteProtocolError("this learner's token was revoked", ErrorCode.NOT_ADMITTED)
-                self._apply([*refused(link, revoked), Drop(link)])
+                self._apply([*refused(link, revoked), Drop(link, told=True)])
+        for link, until in list(self._leaving.items()):
+            if now >= until:
+                link.fail("its learner may not go on, and has not closed it")
+                self._close_if_ended(link)
         self._say_who_is_awaited(now)
-        if now >= self._save_at:
-            self._save_or_say(now)
+        self._save_if_due(now)
 
     def _say_who_is_awaited(self, now: float) -> None:
         if (name := self._state.awaited) != self._awaited[0]:
@@ -227,26 +246,12 @@ class Syncer:
                 name, now - since, here, all_, self._state.waiting,
             )  # fmt: skip
 
-    def _save_or_say(self, now: float) -> None:
-        """A disk that is full for a while costs learners nothing: what the last saving lacks, the next one that succeeds has."""
-        every_s = self._settings.every_s
-        try:
-            self._save()
-        except PsgcError as error:
-            self._save_at = now + min(every_s, RETRY_S)
-            self._unsaved = self._unsaved or Reminder(now - self._config.silence_s)
-            if self._unsaved.due(now, self._config.silence_s):
-                since = now - self._saved_at
-                logger.warning("%s; what was pushed in the last %.0f s is not saved, and saving is tried again", error, since)
-            return
-        if self._unsaved is not None:
-            logger.warning("saved to %s again", self._settings.save)
-        self._save_at, self._saved_at, self._unsaved = now + every_s, now, None
+    def _save_if_due(self, now: float) -> None:
+        if self._saver.due(now):
+            self._saver.begin(now, self._values.picture(self._state))
 
-    def _save(self) -> None:
-        if self._settings.save is not None and self._changed and self._state.begun:
-            self._values.save(self._settings.save, self._state)
-            self._changed = False
+    def _saved(self) -> None:
+        self._saver.ended(time.monotonic())
 
     def _proof(self, transport: Transport) -> ServerProof:
         nonce = secrets.token_bytes(NONCE_BYTES)

@@ -2,8 +2,9 @@
 
 Pure: no sockets, clocks, threads or numbers. The loop decodes payloads before they come here, and carries out the effects in order.
 
-Nobody waits for anybody, but for the initial values, which one learner brings. Invariants: a push counts once, whatever is repeated; an answer to a push has
-it in; a learner's name has one process at a time, the newest, and none that another has taken the place of comes back.
+Nobody waits for anybody, but for the initial values, which one learner brings: its own, or the last ones that it has of a syncer whose values are lost.
+Invariants: a push counts once, whatever is repeated; an answer to a push has it in; a learner's name has one process at a time, the newest, and none that
+another has taken the place of comes back.
 """
 
 from __future__ import annotations
@@ -50,9 +51,10 @@ class Answer(NamedTuple):
 
 
 class Drop(NamedTuple):
-    """Close the connection once what is queued on it has left."""
+    """Close the connection. told: why is under way to its learner, which then closes it; else nobody is there any more."""
 
     peer: Peer
+    told: bool
 
 
 INITIAL_VALUES = -1
@@ -130,6 +132,13 @@ class SyncerState:
         self._bringer = next(iter(self.peers), None)
         if self.begun:
             return []
+        if not self.peers:
+            self.model, self.sizes, self.versions = (
+                (),
+                (),
+                [],
+            )  # nobody is held to the model of a learner that has left without bringing any values
+            return []
         self.versions = [0] * len(self.sizes)  # another one's values will do, but all of them one learner's
         return [self._enrolled(other) for other in self.peers]
 
@@ -145,21 +154,24 @@ class SyncerState:
         learner = self.learners.get(enrol.name)
         if learner is not None and enrol.session in learner.former:  # it was out of reach when its place was taken
             raise RemoteProtocolError(_taken(enrol.name), ErrorCode.DISAGREE)
-        if not self.model:
-            if not enrol.fragments or len(enrol.fragments) != len(enrol.sizes) or min(enrol.sizes) < 1:
-                raise RemoteProtocolError(f"learner {enrol.name}: a model without parameters", ErrorCode.MALFORMED)
-            self.model, self.sizes, self.versions = enrol.fragments, enrol.sizes, [0] * len(enrol.sizes)
-            effects: list[Effect] = [Begin(enrol.sizes)]
-        else:
-            effects = []
-            if (difference := unlike(self.model, enrol.fragments)) is not None:
-                raise RemoteProtocolError(f"learner {enrol.name} has another model than this syncer: {difference}", ErrorCode.DISAGREE)
+        if not enrol.fragments or len(enrol.fragments) != len(enrol.sizes) or min(enrol.sizes) < 1:
+            raise RemoteProtocolError(f"learner {enrol.name}: a model without parameters", ErrorCode.MALFORMED)
+        free = not self.begun and all(one.name == enrol.name for one in self.peers.values())  # nobody else has given a model
+        if not free and (difference := unlike(self.model, enrol.fragments)) is not None:
+            raise RemoteProtocolError(f"learner {enrol.name} has another model than this syncer: {difference}", ErrorCode.DISAGREE)
+        effects: list[Effect] = []
         for other in self.others(enrol.name):
             if other == peer:
                 continue
-            if self.peers[other].session != enrol.session:
+            told = self.peers[other].session != enrol.session
+            if told:
                 effects.append(Send(other, Header(Kind.ERROR), encode_body(Notice(ErrorCode.DISAGREE, _taken(enrol.name)))))
-            effects += [Drop(other), *self.lost(other)]
+            effects += [Drop(other, told), *self.lost(other)]
+        if free:
+            self.model, self.sizes, self.versions = enrol.fragments, enrol.sizes, [0] * len(enrol.sizes)
+            for one in self.learners.values():  # of which nothing counts yet
+                one.applied = [INITIAL] * len(enrol.sizes)
+            effects.append(Begin(enrol.sizes))
         self.peers[peer] = enrol
         if learner is None:
             self.learners[enrol.name] = Learner(enrol.session, [INITIAL] * len(self.sizes))
@@ -178,9 +190,11 @@ class SyncerState:
         if not self.versions[header.key] and peer == self._bringer:
             self.versions[header.key] = 1
             effects.append(Apply(header.key, INITIAL_VALUES))
+        began = self.begun and bool(effects)
         effects += self._answer(peer, header)
-        if self.begun:
+        if began:
             effects += [self._filled(waiting) for waiting in self._waiting]
+            effects += [self._enrolled(each) for each in self.peers]  # so that pushes come which were kept back
             self._waiting = []
         return effects
 

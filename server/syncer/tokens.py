@@ -13,6 +13,7 @@ from psgc.errors import PsgcError
 from psgc.wire.learners import is_name, learner_key, learner_number
 
 LEAST_TOKEN = 8  # letters
+Stamp = tuple[int, int, int, int]
 
 
 class Tokens:
@@ -20,7 +21,8 @@ class Tokens:
 
     def __init__(self, path: Path | None, token: str = "") -> None:
         self._path, self._token = path, token
-        self._stamp: tuple[int, int] = (0, 0)
+        self._stamp: Stamp | None = None  # of the file as ``names`` has it
+        self._said: tuple[Stamp | None, str] | None = None  # what is wrong with it now, and was raised
         self._nobody = secrets.token_hex(32)
         self.names: dict[str, str] = {}
         self._numbers: dict[int, str] = {}
@@ -28,20 +30,33 @@ class Tokens:
             self.read_again()
 
     def read_again(self) -> bool:
-        """Read the file if it has changed. Returns whether it has. Raises PsgcError as when it was made; the former list stays then."""
+        """Read the file if it has changed. Returns whether it has. Raises PsgcError as when it was made, once for each change of the file; the former list
+        stays then."""
         if self._path is None:
             return False
+        stamp = None
         try:
             status = self._path.stat()
-            stamp = status.st_mtime_ns, status.st_size
+            stamp = status.st_ino, status.st_ctime_ns, status.st_mtime_ns, status.st_size
             if stamp == self._stamp:
+                self._said = None
                 return False
             names = parsed(self._path.read_text(), str(self._path))
         except (OSError, UnicodeDecodeError) as error:
-            raise PsgcError(f"syncer: --learners {self._path}: it cannot be read ({getattr(error, 'strerror', None) or error})") from None
-        self._stamp, self.names = stamp, names
+            self._wrong(stamp, f"syncer: --learners {self._path}: it cannot be read ({getattr(error, 'strerror', None) or error})")
+            return False
+        except PsgcError as error:
+            self._wrong(stamp, str(error))
+            return False
+        self._stamp, self._said, self.names = stamp, None, names
         self._numbers = {learner_number(name): name for name in names}
         return True
+
+    def _wrong(self, stamp: Stamp | None, text: str) -> None:
+        # It is read again and again all the same: what could not be read for a moment need not change to be readable.
+        if (stamp, text) != self._said:
+            self._said = stamp, text
+            raise PsgcError(text) from None
 
     def key(self, number: int) -> bytes:
         """The key of the learner whose name has this number; of one that is not in the list, a key that nobody has."""

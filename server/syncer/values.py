@@ -6,12 +6,9 @@ Owns decoding and encoding; each learner has codecs of its own. Numbers only.
 from __future__ import annotations
 
 import json
-import os
-from contextlib import suppress
 from dataclasses import asdict
-from errno import EISDIR
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from zipfile import BadZipFile
 
 import numpy as np
@@ -21,6 +18,7 @@ from psgc.codecs import CodecPair, Stream, parse_codec
 from psgc.codecs.scheme import slices
 from psgc.errors import CodecError, PsgcError, RemoteProtocolError
 from psgc.layout.update_rule import UpdateRule
+from psgc.server.syncer.picture import Picture
 from psgc.server.syncer.state import INITIAL_VALUES, Learner, SyncerState
 from psgc.server.weights.rules import RuleState
 from psgc.wire.frames import MAX_PAYLOAD_BYTES
@@ -29,6 +27,7 @@ from psgc.wire.messages import ErrorCode
 F32 = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 FORMAT: Final = 1
+KEPT: Final = ("momentum", "gathered")  # of ``RuleState``, which writes them in place
 ANSWERS: Final = ("none", "bf16", "fp16")  # by which values come back: they are taken as they are, so that nothing can be sent later
 _STILL: Final = Stream(0, 0, 0, 0)  # none of these draws random numbers
 
@@ -41,13 +40,18 @@ def pair_of(codec: str, answer: str) -> CodecPair:
 
 
 class Values:
-    """fragments: the outer parameters, float32. All methods are the loop's thread's."""
+    """fragments: the outer parameters, float32. All methods are the loop's thread's.
+
+    Invariant: an array of ``fragments`` is replaced and never written again, so that answers that are under way, and a file that is being written, keep it.
+    What the rule keeps is written in place, and so is copied before the first update after each picture.
+    """
 
     def __init__(self, rule: UpdateRule) -> None:
         self.rule = rule
         self.fragments: list[F32] = []
         self._states: list[RuleState] = []
         self._delta: F32 = np.empty(0, np.float32)  # what was decoded last
+        self._pictured: set[int] = set()  # fragments of which a picture has what the rule keeps
 
     def begin(self, sizes: tuple[int, ...]) -> None:
         """Raises RemoteProtocolError for fragments that no message carries."""
@@ -85,9 +89,12 @@ class Values:
             self.fragments[fragment] = delta.copy()
             return
         state, new = self._states[fragment], np.empty_like(old)
+        if fragment in self._pictured:
+            self._pictured.discard(fragment)
+            state.momentum, state.gathered = (None if kept is None else kept.copy() for kept in (state.momentum, state.gathered))
         state.begin(staleness)
         state.apply(0, old.size, old, delta, 1, new)
-        self.fragments[fragment] = new  # never written again: answers that are under way keep the former one
+        self.fragments[fragment] = new
 
     def encoded(self, codecs: CodecPair, fragment: int) -> Bytes:
         """The values as they travel back; not written again."""
@@ -97,43 +104,22 @@ class Values:
         out = np.empty(pull.payload_bound(values.size), np.uint8)
         return out[: pull.encode(values, None, 1.0, _STILL, out).payload_bytes]
 
-    @staticmethod
-    def check_place(path: Path) -> None:
-        """Raise PsgcError, before there is anything to lose, where ``save`` could not write there."""
-        try:
-            if path.is_dir():
-                raise IsADirectoryError(EISDIR, os.strerror(EISDIR))
-            trial = path.with_name(f"{path.name}.test")  # not the name that another syncer may be writing to now
-            trial.open("wb").close()
-            trial.unlink()
-        except OSError as error:
-            raise PsgcError(f"syncer: --save {path}: {error.strerror or error}") from None
-
-    def save(self, path: Path, state: SyncerState) -> None:
-        """Write everything to a file, which then takes the place of an older one. Raises PsgcError where that is not possible; the older one stays then."""
+    def picture(self, state: SyncerState) -> Picture:
+        """Everything as it is now, for a file; what is applied afterwards leaves it as it is. Takes no time to speak of: nothing is copied yet."""
         meta = {
             "format": FORMAT, "rule": self.rule.canonical, "model": state.model, "versions": state.versions,
             "learners": {name: asdict(learner) for name, learner in state.learners.items()},
             "pushes": [of.pushes for of in self._states],
         }  # fmt: skip
-        arrays: dict[str, Any] = {"meta": np.frombuffer(json.dumps(meta).encode(), np.uint8)}
+        arrays: Picture = {"meta": np.frombuffer(json.dumps(meta).encode(), np.uint8)}
         for number, (values, of) in enumerate(zip(self.fragments, self._states, strict=True)):
             arrays[f"values.{number}"] = values
-            for kind in ("momentum", "gathered"):
+            for kind in KEPT:
                 kept = getattr(of, kind)
                 if kept is not None:
                     arrays[f"{kind}.{number}"] = kept
-        half = path.with_name(f"{path.name}.half")
-        try:
-            with half.open("wb") as file:
-                np.savez(file, **arrays)
-                file.flush()
-                os.fsync(file.fileno())
-            half.replace(path)
-        except OSError as error:
-            with suppress(OSError):
-                half.unlink()  # it would take room on a disk that is full
-            raise PsgcError(f"syncer: --save {path}: {error.strerror or error}") from None
+        self._pictured = set(range(len(self._states)))
+        return arrays
 
     def load(self, path: Path) -> SyncerState:
         """Go on from a file. Raises PsgcError for one that is none, or of another rule."""

@@ -12,6 +12,7 @@ from psgc.codecs import Stream
 from psgc.errors import CodecError, PsgcError, RemoteProtocolError
 from psgc.layout.update_rule import UpdateRule
 from psgc.server.syncer import tokens as tokens_module
+from psgc.server.syncer.picture import check_place, write
 from psgc.server.syncer.state import INITIAL_VALUES, Learner, SyncerState
 from psgc.server.syncer.tokens import Tokens, parsed
 from psgc.server.syncer.values import Values, pair_of
@@ -34,6 +35,37 @@ def test_learners_are_added_and_revoked_while_the_syncer_runs(tmp_path: Path) ->
     with pytest.raises(PsgcError, match="line 1: expected a name"):
         tokens.read_again()
     assert tokens.names.keys() == {"oslo", "rome"}, "the former list stays"
+
+
+def test_a_list_that_is_wrong_is_told_once_for_each_change_of_it(tmp_path: Path) -> None:
+    file, away = tmp_path / "tokens", tmp_path / "away"
+    file.write_text("oslo abcdefghij\n")
+    tokens = Tokens(file)
+
+    def told() -> list[str]:
+        found = []
+        for _ in range(3):
+            try:
+                tokens.read_again()
+            except PsgcError as error:
+                found.append(str(error).partition(": --learners ")[2].removeprefix(str(file)))
+        return found
+
+    file.write_text("oslo\n")
+    assert told() == [", line 1: expected a name (letters, digits, . _ -) and a token"]
+    file.write_text("oslo  \n")
+    assert told() == [", line 1: expected a name (letters, digits, . _ -) and a token"], "it was written again, and is still wrong"
+    file.rename(away)
+    assert told() == [": it cannot be read (No such file or directory)"]
+    away.write_text("rome 0000000000\n")
+    away.rename(file)
+    assert told() == [] and tokens.names.keys() == {"rome"}
+    file.rename(away)
+    assert len(told()) == 1
+    away.rename(file)
+    assert told() == []
+    file.rename(away)
+    assert len(told()) == 1, "gone once more"
 
 
 def test_without_a_file_the_token_is_everyones() -> None:
@@ -99,7 +131,7 @@ def test_another_syncer_goes_on_from_the_file_bit_for_bit(rule: str, tmp_path: P
     for delta in deltas[:3]:
         push(first, delta, staleness=3)
     state = SyncerState(first.rule.canonical, ("w [63]", "b [7]"), (63, 7), [4, 1], {"lyon": Learner(9, [3, 0], 3, 3)})
-    first.save(file, state)
+    write(file, first.picture(state))
     second = Values(UpdateRule.parse(rule))
     again = second.load(file)
     assert (again.model, again.sizes, again.versions, again.learners) == (state.model, state.sizes, state.versions, state.learners)
@@ -111,37 +143,54 @@ def test_another_syncer_goes_on_from_the_file_bit_for_bit(rule: str, tmp_path: P
         Values(UpdateRule.parse("delayed:learners=9")).load(file)
 
 
+@pytest.mark.parametrize("rule", ["delayed:learners=2", "nesterov:round=0", "add"])
+def test_a_picture_stays_as_it_was_whatever_is_applied_while_it_is_written(rule: str, tmp_path: Path) -> None:
+    file, rng = tmp_path / "outer.npz", np.random.default_rng(0)
+    values = begun(rule, (63, 7))
+    state = SyncerState(values.rule.canonical, ("w [63]", "b [7]"), (63, 7), [4, 1])
+    for count in range(4):
+        push(values, rng.normal(size=63).astype(np.float32))
+        picture = values.picture(state)
+        wanted = {name: array.copy() for name, array in picture.items()}
+        for _ in range(1 + count % 2):
+            push(values, rng.normal(size=63).astype(np.float32))
+            push(values, rng.normal(size=7).astype(np.float32), fragment=1)
+        assert all(np.array_equal(picture[name], array) for name, array in wanted.items())
+        assert not np.array_equal(values.fragments[0], wanted["values.0"])
+        write(file, picture)
+
+
 def test_a_file_that_is_torn_or_none_is_told(tmp_path: Path) -> None:
     file = tmp_path / "outer.npz"
     values = begun("add", (5,))
-    values.save(file, SyncerState("add", ("w [5]",), (5,), [1]))
+    write(file, values.picture(SyncerState("add", ("w [5]",), (5,), [1])))
     whole = file.read_bytes()
     for torn in (whole[:-30], b"PK", b"", b"hello"):
         file.write_bytes(torn)
         with pytest.raises(PsgcError, match="no file of a syncer's, or not whole"):
             Values(UpdateRule.parse("add")).load(file)
     with pytest.raises(PsgcError, match="--save"):
-        values.save(tmp_path / "there" / "is" / "no", SyncerState("add", ("w [5]",), (5,), [1]))
+        write(tmp_path / "there" / "is" / "no", values.picture(SyncerState("add", ("w [5]",), (5,), [1])))
 
 
 def test_a_disk_that_is_full_leaves_the_former_file_and_takes_no_room(tmp_path: Path) -> None:
     file, half = tmp_path / "outer.npz", tmp_path / "outer.npz.half"
     values, state = begun("add", (5,)), SyncerState("add", ("w [5]",), (5,), [1])
-    values.save(file, state)
+    write(file, values.picture(state))
     whole = file.read_bytes()
     half.symlink_to("/dev/full")
     with pytest.raises(PsgcError, match=r"--save .*outer.npz: No space left on device"):
-        values.save(file, state)
+        write(file, values.picture(state))
     assert file.read_bytes() == whole and not half.is_symlink()
-    values.save(file, state)
+    write(file, values.picture(state))
 
 
 def test_a_place_that_cannot_be_written_is_told_before_anything_is_lost(tmp_path: Path) -> None:
-    Values.check_place(tmp_path / "outer.npz")
+    check_place(tmp_path / "outer.npz")
     assert not list(tmp_path.iterdir())
     for place in (tmp_path, tmp_path / ("x" * 254), tmp_path / "none" / "b.npz"):
         with pytest.raises(PsgcError, match="syncer: --save "):
-            Values.check_place(place)
+            check_place(place)
 
 
 @pytest.mark.parametrize("codec", ["int4", "topk:k=0.1", "int8:ef=0", "onebit"])

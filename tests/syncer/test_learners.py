@@ -123,6 +123,30 @@ def test_learners_train_on_while_the_syncer_is_dead_and_with_the_one_that_follow
 
 
 @pytest.mark.timeout(300)
+def test_learners_train_on_with_a_syncer_that_follows_one_which_has_saved_nothing(start: Start) -> None:
+    port = free_port()
+    held = syncer(start, port)
+    env = {"PSGC_SYNCER": f"127.0.0.1:{port}", "PSGC_SILENCE_S": "0.2"}
+    first, second = (start(JOB, 400, 0.02, PSGC_LEARNER=name, **env) for name in ("a", "b"))
+    for each in (first, second):
+        each.until("step 100 ")
+    held.kill()
+    held.ended()
+    for each in (first, second):
+        each.until("trains on without the syncer at")
+    again = syncer(start, port)
+    third = start(JOB, 50, 0.02, PSGC_LEARNER="c", **env)
+    for each in (first, second, third):
+        assert each.ended() == 0, each.text
+    again.kill(signal.SIGTERM)
+    assert again.ended() == 0
+    pushes = dict(re.findall(r"(\w+): (\d+) pushes", again.text.splitlines()[-1]))
+    assert pushes.keys() == {"a", "b", "c"}
+    assert all(int(count) > 1 for count in pushes.values())
+    assert "Traceback" not in first.text + second.text + third.text + again.text
+
+
+@pytest.mark.timeout(300)
 def test_a_second_learner_of_a_name_takes_the_place_of_the_first_for_good(start: Start) -> None:
     port = free_port()
     held = syncer(start, port)

@@ -12,6 +12,7 @@ import pytest
 
 from psgc import __version__
 from psgc.layout.update_rule import UpdateRule
+from psgc.server.syncer.picture import write
 from psgc.server.syncer.state import INITIAL_VALUES, Answer, Apply, Begin, Drop, Send, SyncerState, unlike
 from psgc.server.syncer.values import Values
 from psgc.wire.frames import Header, Kind
@@ -36,15 +37,27 @@ class Wire:
     back: deque[Any] = field(default_factory=deque)
 
 
+def talking(name: str) -> Conversation:
+    """Values are tuples of the pushes in them, and so is what is held; whoever brings some says so."""
+
+    def bring(_: int, held: Any, pushed: Any, answered: Any) -> Any:
+        if answered is not None:
+            return name, answered
+        return name, tuple(push for push in held if push != pushed)
+
+    return Conversation(enrol(name), [(), ()], bring)
+
+
 class Job:
     """Values are lists of the pushes in them: (learner, session, fragment, number)."""
 
-    def __init__(self, seed: int, learners: int, pushes: int) -> None:
+    def __init__(self, seed: int, learners: int, pushes: int, losses: float = 0.0) -> None:
+        self.losses, self.lost = losses, 0
         self.rng, self.state = random.Random(seed), SyncerState("delayed")
         self.values: list[list[Any]] = []
         self.brought: list[Any] = []
         self.given = None
-        self.talks = {f"l{n}": Conversation(enrol(f"l{n}"), [f"initial of l{n}"] * 2) for n in range(learners)}
+        self.talks = {f"l{n}": talking(f"l{n}") for n in range(learners)}
         self.left = {(name, fragment): pushes for name in self.talks for fragment in range(2)}
         self.numbers = dict.fromkeys(self.left, 0)
         self.wires: dict[str, Wire] = {}
@@ -62,6 +75,15 @@ class Job:
         self.wires[name] = Wire(name)
         self.wires[name].there.extend(self.talks[name].connected())
 
+    def lose(self) -> None:
+        """Another syncer, which knows nothing, takes the syncer's place."""
+        self.lost += 1
+        self.state, self.values, self.brought = SyncerState("delayed"), [], []
+        for name, talk in self.talks.items():
+            talk.disconnected()
+            self.wires[name] = Wire(name)
+            self.wires[name].there.extend(talk.connected())
+
     def effects(self, effects: list[Any]) -> None:
         for effect in effects:
             if isinstance(effect, Begin):
@@ -69,7 +91,8 @@ class Job:
                 self.brought = [""] * len(effect.sizes)
             elif isinstance(effect, Apply):
                 if effect.staleness == INITIAL_VALUES:
-                    self.brought[effect.fragment] = self.given
+                    self.brought[effect.fragment], values = self.given
+                    self.values[effect.fragment] = list(values)
                 else:
                     self.values[effect.fragment].append(self.given)
                     self.staleness.append(effect.staleness)
@@ -85,7 +108,9 @@ class Job:
         name = self.rng.choice(list(self.talks))
         wire, talk = self.wires[name], self.talks[name]
         act = self.rng.random()
-        if act < 0.03:
+        if self.rng.random() < self.losses:
+            self.lose()
+        elif act < 0.03:
             self.connect(name)
         elif act < 0.4 and wire.there:
             header, payload = wire.there.popleft()
@@ -104,12 +129,19 @@ class Job:
         for fragment, values in list(talk.answers.items()):
             number = self.numbers[name, fragment]
             own = [push[3] for push in values.payload if push[0] == name and push[2] == fragment]
-            assert own == list(range(1, number + 1)), "an answer has all of the learner's own pushes in it, once each"
+            if self.lost and len(self.talks) > 1:
+                assert not number or number in own, "another learner's values may lack what the syncer lost, but not what is answered"
+            else:
+                assert own == list(range(1, number + 1)), "an answer has all of the learner's own pushes in it, once each"
+            if self.rng.random() < 0.3:
+                continue  # it takes what has come later
+            del talk.answers[fragment]
+            talk.took(fragment, values.payload)
             if self.left[name, fragment]:
-                del talk.answers[fragment]
                 self.left[name, fragment] -= 1
                 self.numbers[name, fragment] += 1
-                self.wires[name].there.extend(talk.push(fragment, values.version, (name, 1, fragment, number + 1)))
+                push = (name, 1, fragment, number + 1)
+                self.wires[name].there.extend(talk.push(fragment, values.version, push, (*values.payload, push)))
 
     def run(self) -> Job:
         for _ in range(20_000):
@@ -131,6 +163,19 @@ def test_every_push_counts_once_and_is_in_its_answer_whatever_is_cut(first: int)
             wanted = sorted((name, 1, fragment, n) for name in job.talks for n in range(1, 7))
             assert sorted(values) == wanted, f"seed {seed}"
         assert job.state.versions == [1 + 6 * learners] * 2
+
+
+@pytest.mark.parametrize("first", range(0, 300, 50))
+def test_learners_go_on_with_a_syncer_that_has_lost_everything_from_what_one_of_them_has(first: int) -> None:
+    lost = 0
+    for seed in range(first, first + 50):
+        learners = 1 + seed % 4
+        job = Job(seed, learners, 6, losses=0.01).run()
+        lost += job.lost
+        assert len(set(job.brought)) == 1, f"seed {seed}: the values are one learner's"
+        if learners == 1:
+            assert job.values == [[("l0", 1, fragment, n) for n in range(1, 7)] for fragment in range(2)], "it knows all that there was"
+    assert lost > 50
 
 
 def test_the_simulation_sees_a_push_that_counts_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,6 +220,50 @@ def test_another_learner_brings_the_values_if_the_first_is_lost() -> None:
     assert asked.peer == 2 and b'"bring":true' in asked.body
 
 
+def test_a_learner_that_leaves_before_it_brings_anything_does_not_fix_the_model() -> None:
+    other = ("a [2]",)
+    state = SyncerState("delayed")
+    admitted(state, 1, "a")
+    state.receive(1, learner_number("a"), Header(Kind.PUSH, key=0))
+    assert state.lost(1) == [] and state.awaited == ""
+    assert Begin((5,)) in admitted(state, 2, "b", fragments=other)
+    assert "another model" in said(admitted(state, 3, "a", session=2)), "while its learner is there"
+    effects = admitted(state, 4, "b", session=2)  # beside its former connection, which is half-open
+    assert Begin((5, 4)) in effects and effects.index(Drop(2, told=True)) < effects.index(Begin((5, 4)))
+    for fragment in range(2):
+        state.receive(4, learner_number("b"), Header(Kind.PUSH, key=fragment))
+    assert state.begun
+    state.lost(4)
+    assert "another model" in said(admitted(state, 5, "a", session=3, fragments=other)), "values that are there stay"
+
+
+def test_a_push_leaves_once_the_values_of_another_learner_are_there() -> None:
+    """The syncer's values were lost, and a's are awaited."""
+    talk = talking("b")
+
+    def told(bring: bool, awaits: str) -> list[tuple[Kind, int, int]]:
+        messages = talk.receive(Header(Kind.LAYOUT), encode_body(Enrolled(bring, "delayed", awaits)))
+        return [(Kind(message.header.kind), message.header.key, message.header.step) for message in messages]
+
+    talk.connected()
+    assert told(False, "") == [(Kind.PULL, 0, 0), (Kind.PULL, 1, 0)]
+    for fragment in range(2):
+        talk.receive(Header(Kind.RESULT, key=fragment, plan=1), ())
+        talk.answers.pop(fragment)
+    assert len(talk.push(0, 1, ("first",), (("first",),))) == 1
+    talk.disconnected()
+    talk.connected()
+    assert told(False, "a") == []
+    assert talk.push(1, 1, ("second",), (("second",),)) == []
+    assert told(False, "") == [(Kind.PUSH, 0, 1), (Kind.PUSH, 1, 1)]
+    assert told(False, "") == [], "once on each connection"
+    talk.disconnected()
+    talk.connected()
+    assert told(False, "a") == []
+    assert told(True, "b") == [(Kind.PUSH, 0, 0), (Kind.PUSH, 1, 0), (Kind.PUSH, 0, 1), (Kind.PUSH, 1, 1)], "or its own, if a is lost"
+    assert told(False, "") == []
+
+
 def test_learners_are_told_whose_initial_values_are_awaited_and_told_again_when_it_is_anothers() -> None:
     def said_to(effects: list[Any]) -> dict[int, Enrolled]:
         return {each.peer: decode_body(Enrolled, each.body) for each in effects if isinstance(each, Send)}
@@ -182,7 +271,7 @@ def test_learners_are_told_whose_initial_values_are_awaited_and_told_again_when_
     state = SyncerState("delayed")
     assert state.awaited == ""
     assert said_to(admitted(state, 1, "a")) == {1: Enrolled(True, "delayed", "a")}
-    talks = {peer: Conversation(enrol(name), ["", ""]) for peer, name in ((2, "b"), (3, "c"))}
+    talks = {peer: talking(name) for peer, name in ((2, "b"), (3, "c"))}
     for peer, name in ((2, "b"), (3, "c")):
         (told,) = admitted(state, peer, name)
         pulls = talks[peer].receive(told.header, told.body)
@@ -223,10 +312,10 @@ def test_a_name_has_one_process_the_newest() -> None:
     state = SyncerState("delayed")
     admitted(state, 1, "a", session=1)
     effects = admitted(state, 2, "a", session=2)
-    assert "another process has enrolled as learner a" in said(effects) and Drop(1) in effects
+    assert "another process has enrolled as learner a" in said(effects) and Drop(1, told=True) in effects
     assert state.peers.keys() == {2}
     effects = admitted(state, 3, "a", session=2)  # its own new connection
-    assert not [each for each in effects if isinstance(each, Send) and each.header.kind == Kind.ERROR] and Drop(2) in effects
+    assert not [each for each in effects if isinstance(each, Send) and each.header.kind == Kind.ERROR] and Drop(2, told=False) in effects
 
 
 def test_a_process_whose_place_was_taken_while_it_was_out_of_reach_does_not_come_back_and_its_push_counts_once(tmp_path: Path) -> None:
@@ -243,14 +332,14 @@ def test_a_process_whose_place_was_taken_while_it_was_out_of_reach_does_not_come
     assert not any(isinstance(each, Apply) for each in state.receive(3, number, pushed))
     values = Values(UpdateRule.parse("delayed"))
     values.begin((5, 4))
-    values.save(tmp_path / "outer.npz", state)
+    write(tmp_path / "outer.npz", values.picture(state))
     other = Values(values.rule).load(tmp_path / "outer.npz")
     assert "another process has enrolled as learner a" in said(admitted(other, 1, "a", session=1)), "a syncer that follows knows it, too"
     assert [each.header.kind for each in admitted(other, 2, "a", session=2)] == [Kind.LAYOUT]
 
 
 def test_a_learner_that_was_refused_says_nothing_more() -> None:
-    talk = Conversation(enrol("a"), ["", ""])
+    talk = talking("a")
     assert [message.header.kind for message in talk.connected()] == [Kind.REGISTER]
     talk.receive(Header(Kind.LAYOUT), encode_body(Enrolled(False, "delayed")))
     talk.receive(Header(Kind.ERROR), encode_body(Notice(ErrorCode.DISAGREE, "another process")))

@@ -6,19 +6,26 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import psgc.torch as psgc
+from psgc import __version__ as psgc_version
 from psgc.config import Config
 from psgc.errors import CodecError, JobFailed, NonFiniteError, PsgcError, UsageError
 from psgc.layout.update_rule import UpdateRule
+from psgc.server.syncer import loop as loop_module
+from psgc.server.syncer import saver as saver_module
 from psgc.server.syncer.loop import Settings, Syncer
+from psgc.server.syncer.values import Values
 from psgc.wire.frames import Kind
+from psgc.wire.learners import Enrol
 from psgc.worker.learner.client import LearnerClient
 
 Start = Callable[..., tuple[Syncer, str]]
@@ -170,6 +177,114 @@ def test_no_step_waits_while_the_syncer_is_away_and_nothing_is_lost(alone: None,
     assert again._state.learners["a"].pushes >= 2
 
 
+@pytest.mark.parametrize("codec", ["none", "int4", "topk:k=0.3/bf16"])
+def test_learners_bring_a_syncer_that_has_lost_its_values_those_that_they_have(alone: None, start: Start, codec: str) -> None:
+    """With a push under way when the syncer dies, and without."""
+    syncer, at = start("add")
+    own, other = model(1), model(2)
+    first, second = (
+        psgc.Decoupled(each, torch.optim.SGD(each.parameters(), lr=0.01), every=1, at=at, name=name, codec=codec)
+        for each, name in ((own, "a"), (other, "b"))
+    )
+    for each, outside in ((own, first), (other, second)):
+        moved_by(each, 1.0)
+        outside._leave(outside._parts[0])
+        outside._take(outside._parts[0], wait=True)
+    stop(syncer)
+    while first._client._link.up or second._client._link.up:
+        time.sleep(0.01)
+    was = [outside._parts[0]._flat.read() for outside in (first, second)]
+    moved_by(own, 0.5)
+    first._leave(first._parts[0])
+    again, _ = _until_free(lambda: start("add", port=syncer.port))
+    first._take(first._parts[0], wait=True)
+    second.finish()
+    first.finish()
+    assert again._state.learners.keys() == {"a", "b"}, "both go on"
+    # Whichever was the first, the values are one of theirs, with what a has pushed since; what a codec holds back is small beside that.
+    values = again._values.fragments[0]
+    assert min(abs(values - each - 0.5).max() for each in was) < (1e-5 if codec == "none" else 1.3)
+
+
+def test_what_a_learner_brings_is_without_its_push_under_way_and_what_has_come_is_in_it(alone: None, start: Start) -> None:
+    own = model()
+    outside = psgc.Decoupled(own, torch.optim.SGD(own.parameters(), lr=0.01), every=1, at=start("add")[1], name="a", codec="int4")
+    part = outside._parts[0]
+    before = part.base
+    kept = before.copy()
+    assert part.brought(before, None, None).view("f4").tolist() == kept.tolist()
+    moved_by(own, 1.0)
+    payload = part.leave("a")
+    brought = part.brought(part.base, payload, None).view("f4")
+    assert brought == pytest.approx(kept + part.residual, abs=1e-6), "the codec has not sent that yet"
+    part.take(np.full(part.numel, 7, np.float32).view(np.uint8), "a")
+    assert part.brought(before, payload, np.full(part.numel, 7, np.float32).view(np.uint8)).view("f4").tolist() == [7.0] * part.numel
+    assert before.tolist() == kept.tolist(), "what the connection's thread may read is not written to"
+    outside._close()
+
+
+def test_the_initial_values_are_saved_at_once(alone: None, start: Start, tmp_path: Path) -> None:
+    file = tmp_path / "outer.npz"
+    at = start("add", save=file, every_s=1e6)[1]
+    own = model()
+    outside = psgc.Decoupled(own, torch.optim.SGD(own.parameters(), lr=0.01), every=1, at=at, name="a")
+    while not file.exists():
+        time.sleep(0.01)
+    assert Values(UpdateRule.parse("add")).load(file).begun
+    outside.finish()
+
+
+def test_learners_are_answered_while_a_saving_takes_its_time_and_the_next_has_what_it_lacks(
+    alone: None, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, real = tmp_path / "outer.npz", saver_module.write
+    began, go_on, saved = threading.Event(), threading.Event(), list[bytes]()
+
+    def write(path: Path, picture: Any) -> None:
+        began.set()
+        go_on.wait()
+        real(path, picture)
+        saved.append(path.read_bytes())
+
+    monkeypatch.setattr(saver_module, "write", write)
+    syncer, at = start("delayed:learners=3", save=file, every_s=0.01)
+    own = model()
+    outside = psgc.Decoupled(own, torch.optim.SGD(own.parameters(), lr=0.01), every=1, delay=0, at=at, name="a")
+    began.wait()
+    trained(own, outside, 4)
+    assert not file.exists() and syncer._state.learners["a"].pushes == 4
+    go_on.set()
+    while not saved:
+        time.sleep(0.01)
+    first = tmp_path / "first.npz"
+    first.write_bytes(saved[0])
+    assert Values(UpdateRule.parse("delayed:learners=3")).load(first).learners["a"].pushes == 0, "as it was when the saving began"
+    outside.finish()
+    stop(syncer)
+    again, _ = _until_free(lambda: start("delayed:learners=3", port=syncer.port, save=file))
+    assert again._state.learners["a"].pushes == 4
+    assert again._values.fragments[0].tolist() == syncer._values.fragments[0].tolist()
+
+
+def test_the_time_to_the_next_saving_runs_from_the_end_of_the_last() -> None:
+    saver = saver_module.Saver(Path("none"), 10.0, 1.0, 0.0, lambda: None)
+    saver.changed = True
+    assert not saver.due(9.0) and saver.due(10.0)
+    saver._writing, saver.changed = Future(), False
+    saver.changed = True
+    assert not saver.due(50.0), "one at a time"
+    saver._writing.set_result(None)
+    saver.ended(60.0)
+    assert not saver.due(69.0) and saver.due(70.0)
+    saver._writing = Future()
+    saver._writing.set_exception(MemoryError("no room"))
+    saver.changed = False
+    saver.ended(80.0)
+    assert saver.changed and not saver.due(89.0) and saver.due(90.0), "tried again"
+    saver.soon()
+    assert saver.due(81.0)
+
+
 def test_a_syncer_outlives_a_disk_that_is_full_for_a_while(
     alone: None, start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -195,7 +310,7 @@ def test_a_syncer_outlives_a_disk_that_is_full_for_a_while(
 
 def test_what_cannot_be_saved_at_the_end_is_an_error(tmp_path: Path) -> None:
     syncer = Syncer(Config(role="server"), Settings("127.0.0.1", 0, UpdateRule.parse("add"), save=tmp_path / "outer.npz"))
-    syncer._state.model, syncer._state.sizes, syncer._state.versions, syncer._changed = ("w [1]",), (1,), [1], True
+    syncer._state.model, syncer._state.sizes, syncer._state.versions, syncer._saver.changed = ("w [1]",), (1,), [1], True
     syncer._values.begin((1,))
     (tmp_path / "outer.npz.half").mkdir()
     syncer.end("the test")
@@ -409,6 +524,54 @@ def test_whose_initial_values_are_awaited_is_said_by_the_syncer_and_by_whoever_w
             client._mailbox.put(real, client, messages)
     for each in made:
         each.finish()
+
+
+@pytest.mark.parametrize("again", [1, 2], ids=["its own", "another process's"])
+def test_nobody_waits_while_a_connection_ends_beside_which_its_learner_has_made_another(
+    alone: None, start: Start, monkeypatch: pytest.MonkeyPatch, again: int
+) -> None:
+    monkeypatch.setattr(loop_module, "SEE_OFF_S", 1e6)
+    syncer, at = start("add")
+    clients, go_on, ones = list[LearnerClient](), threading.Event(), np.ones(3, np.float32).view(np.uint8)
+
+    def client(name: str, session: int) -> LearnerClient:
+        enrol = Enrol(name, psgc_version, session, "none", "none", ("w [3]",), (3,))
+        clients.append(LearnerClient(Config(role="worker"), f"tcp://{at}", enrol, [ones], lambda *_: ones))
+        assert clients[-1].answer(0, wait=True) is not None
+        return clients[-1]
+
+    half_open, other = client("a", 1), client("b", 1)
+    half_open._mailbox.put(go_on.wait)  # nothing comes from it, not even that it closes
+    client("a", again)
+    other.push(0, 1, ones, ones)
+    assert other.answer(0, wait=True) is not None
+    assert len(syncer._leaving) == again - 1, "that connection is still there, if its process has yet to hear why it ends"
+    go_on.set()
+    while syncer._leaving:
+        time.sleep(0.01)
+    for each in clients:
+        each.close()
+
+
+def test_a_learner_that_is_to_go_and_does_not_is_cut_off(
+    alone: None, start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("a 0123456789\n")
+    syncer, at = start("add", learners=tokens)
+    ones, go_on = np.ones(3, np.float32).view(np.uint8), threading.Event()
+    enrol = Enrol("a", psgc_version, 1, "none", "none", ("w [3]",), (3,))
+    frozen = LearnerClient(Config(role="worker", token="0123456789"), f"tcp://{at}", enrol, [ones], lambda *_: ones)
+    assert frozen.answer(0, wait=True) is not None
+    frozen._mailbox.put(go_on.wait)
+    tokens.write_text("b 0123456789\n")
+    while syncer._keys:
+        time.sleep(0.01)
+    go_on.set()
+    frozen._thread.join()
+    with pytest.raises(JobFailed, match="learner a: syncer: this learner's token was revoked"):
+        frozen.waits(0)
+    frozen.close()
 
 
 def test_a_learner_with_another_model_is_refused_in_a_line(alone: None, start: Start) -> None:

@@ -10,7 +10,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import zmq
@@ -37,11 +37,11 @@ LINGER_S: Final = 2.0
 
 
 class LearnerClient:
-    """at: the syncer's "tcp://host:port". initial: by fragment, the payload that this learner brings if the syncer has no values yet."""
+    """at: the syncer's "tcp://host:port". held, bring: as of ``Conversation``. The connection's thread calls ``bring``; nobody writes to what is held."""
 
-    def __init__(self, config: Config, at: str, enrol: Enrol, initial: list[Any]) -> None:
+    def __init__(self, config: Config, at: str, enrol: Enrol, held: list[Any], bring: Callable[[int, Any, Any, Any], Any]) -> None:
         self._config, self._at = config, at
-        self._talk = Conversation(enrol, initial)
+        self._talk = Conversation(enrol, held, bring)
         self._changed = threading.Condition()
         self._mailbox, self._watch = Mailbox(), Watch()
         by = transport(FALLBACK)
@@ -67,12 +67,17 @@ class LearnerClient:
 
     # the training thread
 
-    def push(self, fragment: int, version: int, payload: Any) -> None:
+    def push(self, fragment: int, version: int, payload: Any, held: Any) -> None:
         """As of ``Conversation``. Raises JobFailed if this learner was refused."""
         with self._changed:
             self._check()
-            messages = self._talk.push(fragment, version, payload)
+            messages = self._talk.push(fragment, version, payload, held)
         self._mailbox.put(self._send, messages)
+
+    def took(self, fragment: int, held: Any) -> None:
+        """As of ``Conversation``."""
+        with self._changed:
+            self._talk.took(fragment, held)
 
     def waits(self, fragment: int) -> bool:
         """Whether the fragment's last push was not answered yet. Raises JobFailed if this learner was refused."""

@@ -5,6 +5,7 @@ Every message may be lost with its connection; on the next one the learner enrol
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -30,11 +31,16 @@ class Values(NamedTuple):
 
 @dataclass(slots=True)
 class Conversation:
-    """answers: by fragment, the values that have come and were not taken yet. failed: why this learner must end, once it must. over: BYE was answered.
-    awaits: the learner whose initial values the syncer awaits, as far as is known."""
+    """held: by fragment, the values that progress is measured from, of which only ``bring`` knows more: first the learner's own, then the syncer's, and with
+    a push under way, what the parameters were when it left. bring: makes the payload of initial values of a fragment, of ``held``, the payload of a push that
+    is not answered, and that of an answer that was not taken yet, or None; it may raise RemoteProtocolError.
+
+    answers: by fragment, the values that have come and were not taken yet. failed: why this learner must end, once it must. over: BYE was answered. awaits:
+    the learner whose initial values the syncer awaits, as far as is known."""
 
     enrol: Enrol
-    initial: list[Any]  # by fragment, the payloads that this learner would bring; dropped once the syncer has values
+    held: list[Any]
+    bring: Callable[[int, Any, Any, Any], Any]
     answers: dict[int, Values] = field(default_factory=dict)
     failed: str = ""
     over: bool = False
@@ -42,6 +48,7 @@ class Conversation:
     enrolled: bool = False  # on the present connection
     _numbers: list[int] = field(init=False)
     _unanswered: dict[int, Message] = field(default_factory=dict)  # by fragment
+    _withheld: set[int] = field(default_factory=set)  # fragments whose push leaves once the syncer has values
     _leaving: bool = False
 
     def __post_init__(self) -> None:
@@ -57,13 +64,21 @@ class Conversation:
     def disconnected(self) -> None:
         self.enrolled = False
 
-    def push(self, fragment: int, version: int, payload: Any) -> list[Message]:
+    def push(self, fragment: int, version: int, payload: Any, held: Any) -> list[Message]:
         """Say how far the fragment has come from the values of ``version``. The last push must have been answered."""
         assert fragment not in self._unanswered, "a fragment has one push under way"
         self._numbers[fragment] += 1
+        self.held[fragment] = held
         message = Message(Header(Kind.PUSH, key=fragment, step=self._numbers[fragment], plan=version), payload)
         self._unanswered[fragment] = message
+        if self.enrolled and self.awaits not in ("", self.enrol.name):
+            self._withheld.add(fragment)
+            return []
         return [message] if self.enrolled else []
+
+    def took(self, fragment: int, held: Any) -> None:
+        """The last answer was taken."""
+        self.held[fragment] = held
 
     def waits(self, fragment: int) -> bool:
         """Whether an answer is to come."""
@@ -91,8 +106,6 @@ class Conversation:
                 del self._unanswered[header.key]
                 self.answers[header.key] = Values(header.plan, payload)
                 self.awaits = ""
-                if all(number or fragment not in self._unanswered for fragment, number in enumerate(self._numbers)):
-                    self.initial = []
             return []
         if header.kind == Kind.ERROR:
             self.failed = decode_body(Notice, b"" if payload is None else bytes(payload)).text
@@ -105,11 +118,23 @@ class Conversation:
 
     def _admitted(self, enrolled: Enrolled) -> list[Message]:
         again, self.enrolled, self.awaits = self.enrolled, True, enrolled.awaits
-        if again and not enrolled.bring:
-            return []
+        unanswered = list(self._unanswered.values())
         if self._leaving:
-            return [*self._unanswered.values(), Message(Header(Kind.BYE))]
-        if enrolled.bring and self.initial:
-            brought = [Message(Header(Kind.PUSH, key=fragment), payload) for fragment, payload in enumerate(self.initial)]
-            return [message for message in brought if message.header.key in self._unanswered]
-        return list(self._unanswered.values())
+            return [] if again else [*([] if self.awaits else unanswered), Message(Header(Kind.BYE))]
+        pushes = [message for message in unanswered if message.header.step != INITIAL]
+        if enrolled.bring:
+            # All fragments: those that an earlier syncer has answered are lost with it, too.
+            self._withheld = set()
+            return [*(self._brought(fragment) for fragment in range(len(self.held))), *pushes]
+        if not again:
+            self._withheld = {message.header.key for message in pushes} if self.awaits else set()
+            return [message for message in unanswered if message.header.key not in self._withheld]
+        if self.awaits:
+            return []
+        withheld, self._withheld = self._withheld, set()
+        return [message for message in pushes if message.header.key in withheld]
+
+    def _brought(self, fragment: int) -> Message:
+        unanswered, answer = self._unanswered.get(fragment), self.answers.get(fragment)
+        pushed, answered = None if unanswered is None else unanswered.payload, None if answer is None else answer.payload
+        return Message(Header(Kind.PUSH, key=fragment), self.bring(fragment, self.held[fragment], pushed, answered))

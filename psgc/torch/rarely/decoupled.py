@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from psgc import __version__
 from psgc.codecs import CodecPair, Stream
 from psgc.codecs.scheme import slices
-from psgc.errors import CodecError, NonFiniteError, PsgcError, UsageError
+from psgc.errors import CodecError, NonFiniteError, PsgcError, RemoteProtocolError, UsageError
 from psgc.processes.addresses import SCHEME, split
 from psgc.server.syncer.values import pair_of
 from psgc.torch.rarely.fragment import Frozen, parts_of
@@ -35,6 +35,7 @@ from psgc.torch.tensors.shards import refuse_pieces
 from psgc.transport.security import encryption
 from psgc.wire.frames import MAX_PAYLOAD_BYTES
 from psgc.wire.learners import Enrol, is_name, learner_number
+from psgc.wire.messages import ErrorCode
 from psgc.worker.learner.client import LearnerClient
 
 F32 = NDArray[np.float32]
@@ -100,8 +101,9 @@ class Decoupled:
             tuple(part.numel for part in self._parts),
         )  # fmt: skip
         self._client: LearnerClient | None = LearnerClient(
-            config, SCHEME + at.removeprefix(SCHEME), enrol, [part.initial() for part in self._parts]
-        )
+            config, SCHEME + at.removeprefix(SCHEME), enrol, [part.base for part in self._parts],
+            lambda place, *known: self._parts[place].brought(*known),
+        )  # fmt: skip
         self._hook = inner.register_step_post_hook(self._stepped)
         self._in_block = False
         try:
@@ -197,14 +199,16 @@ class Decoupled:
     def _leave(self, part: _Part) -> None:
         client = self._open()
         payload = part.leave(self.name)
-        client.push(part.place, part.version, payload)
+        client.push(part.place, part.version, payload, part.base)
 
     def _take(self, part: _Part, wait: bool) -> None:
-        values = self._open().answer(part.place, wait)
+        client = self._open()
+        values = client.answer(part.place, wait)
         if values is None:
             return
         part.take(values.payload, self.name)
         part.version = values.version
+        client.took(part.place, part.base)
 
     def _open(self) -> LearnerClient:
         if self._client is None:
@@ -248,7 +252,8 @@ class _Flat:
 
 
 class _Part:
-    """A fragment. base: while nothing is under way, the values that progress is measured from; else what the parameters were when it left."""
+    """A fragment. base: while nothing is under way, the values that progress is measured from; else what the parameters were when it left. The array is
+    replaced, and never written again: the connection's thread reads it."""
 
     def __init__(self, place: int, parameters: Mapping[str, torch.Tensor], codecs: CodecPair, stream: Stream) -> None:
         for name, parameter in parameters.items():
@@ -269,9 +274,32 @@ class _Part:
         self.base = self._flat.read()
         self.residual: F32 | None = np.zeros(self.numel, np.float32) if codecs.push.feedback else None
 
-    def initial(self) -> NDArray[np.uint8]:
-        """The payload of the parameters as they are."""
-        return self.base.copy().view(np.uint8)
+    def brought(self, base: F32, pushed: NDArray[np.uint8] | None, answered: NDArray[np.uint8] | None) -> NDArray[np.uint8]:
+        """The payload of the syncer's last values that this learner knows, for a syncer that has none; its own, where it has never had any.
+
+        base, pushed, answered: as of ``Conversation.bring``. A push that is not answered is repeated, and so is taken off: with it the values are what the
+        parameters were when it left. They then differ from the syncer's last ones by what the codec has not sent. Any thread may call. Raises
+        RemoteProtocolError for an answer that is no payload.
+        """
+        if answered is not None:
+            try:
+                return self._decoded(answered).view(np.uint8)
+            except PsgcError as error:
+                raise RemoteProtocolError(f"fragment {self.place}: {error}", ErrorCode.BAD_PAYLOAD) from None
+        if pushed is None:
+            return base.view(np.uint8)
+        push, values = self._codecs.push, np.empty(self.numel, np.float32)
+        for lo, hi in slices(push, self.numel):
+            push.fold([pushed], self.numel, lo, hi, values[lo:hi], True)
+        return np.subtract(base, values, out=values).view(np.uint8)
+
+    def _decoded(self, payload: NDArray[np.uint8]) -> F32:
+        """The syncer's values. Raises PsgcError for what is no payload."""
+        pull, values = self._codecs.pull, np.empty(self.numel, np.float32)
+        pull.validate(payload, self.numel)
+        for lo, hi in slices(pull, self.numel):
+            pull.decode(payload, self.numel, lo, hi, values[lo:hi])
+        return values
 
     @property
     def moved(self) -> bool:
@@ -298,19 +326,16 @@ class _Part:
 
     def take(self, payload: NDArray[np.uint8], learner: str) -> None:
         """Go on from the syncer's values, with what was done since the progress left."""
-        pull, values = self._codecs.pull, np.empty(self.numel, np.float32)
         try:
-            pull.validate(payload, self.numel)
+            values = self._decoded(payload)
         except PsgcError as error:
             raise PsgcError(f"learner {learner}: fragment {self.place} from the syncer: {error}") from None
-        for lo, hi in slices(pull, self.numel):
-            pull.decode(payload, self.numel, lo, hi, values[lo:hi])
         since = self._flat.read()
         since -= self.base
         values += since
-        self.base = self._flat.write(values)
-        self.base -= since  # so that what is left of the next progress is this, and not how the dtype rounds
-        self.under_way = False
+        base = self._flat.write(values)
+        base -= since  # so that what is left of the next progress is this, and not how the dtype rounds
+        self.base, self.under_way = base, False
 
 
 def _codecs(text: str) -> CodecPair:
