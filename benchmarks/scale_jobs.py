@@ -244,7 +244,7 @@ def learn(folder: Path, address: str, number: int, exchanges: int) -> None:
     for _ in range(exchanges):
         at = time.monotonic()
         assert values is not None
-        client.push(0, values.version, payload)
+        client.push(0, values.version, payload, zeros)
         values = client.answer(0, wait=True)
         took.append(time.monotonic() - at)
     found = {
