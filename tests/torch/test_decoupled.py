@@ -66,8 +66,9 @@ def trained(own: nn.Module, outside: Any, steps: int) -> None:
         outside.step()
 
 
+@pytest.mark.parametrize("steps", [15, 16])  # after the latter a fragment has just left
 @pytest.mark.parametrize("fragments", [1, 3])
-def test_one_learner_that_waits_does_what_diloco_does(alone: None, start: Start, fragments: int) -> None:
+def test_one_learner_that_waits_does_what_diloco_does(alone: None, start: Start, fragments: int, steps: int) -> None:
     found = []
     for kind in ("decoupled", "diloco"):
         own = model()
@@ -78,10 +79,22 @@ def test_one_learner_that_waits_does_what_diloco_does(alone: None, start: Start,
         else:
             outside = psgc.DiLoCo(own, inner, **settings)
         with outside:
-            trained(own, outside, 15)  # after which no fragment has just left
+            trained(own, outside, steps)
         found.append([parameter.detach() for parameter in own.parameters()])
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
+
+
+def test_what_was_frozen_and_is_trained_later_is_refused_before_the_next_push(alone: None, start: Start) -> None:
+    own = model()
+    frozen = own.get_parameter("2.weight").requires_grad_(False)
+    outside = psgc.Decoupled(own, torch.optim.SGD(own.parameters(), lr=0.01), at=start()[1], name="one", every=2)
+    trained(own, outside, 3)
+    frozen.requires_grad_(True)
+    with pytest.raises(UsageError, match=r"parameter '2.weight' is trained now, and was frozen when Decoupled was made"):
+        trained(own, outside, 1)
+    frozen.requires_grad_(False)
+    outside.finish()
 
 
 def moved_by(own: nn.Module, change: float) -> None:
