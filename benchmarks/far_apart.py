@@ -10,9 +10,11 @@ Needs root (``testbed.py``). Every system trains the same model from the same se
 steps, by an outer step of SGD with Nesterov momentum (lr 0.7, momentum 0.9). All but DeMo take AdamW inside.
 
     ddp               torch's DistributedDataParallel over gloo
-    torchft           its DiLoCo over gloo, where torchft is installed
+    torchft           its DiLoCo over gloo, where torchft is installed, a message for each parameter, as it is by default; "torchft buckets": with its
+                      use_bucketization, one for all; "torchft streaming": that, in fragments as below; "torchft slow", "torchft killed": as below
     psgc CODEC        psgc's DiLoCo
-    psgc streaming    int4 in 4 fragments that travel for 5 steps each, of which half of a rank's own progress stays (mix 0.5)
+    psgc streaming    int4 in 5 fragments that travel for 5 steps each, of which half of a rank's own progress stays (mix 0.5); "psgc streaming none":
+                      uncompressed
     psgc servers      int4, the outer step on servers
     psgc sparseloco   the codec of that name, and the mean as the outer step
     psgc demo         DeMo, which exchanges in every step
@@ -20,7 +22,8 @@ steps, by an outer step of SGD with Nesterov momentum (lr 0.7, momentum 0.9). Al
                       after a quarter of its steps. Their figures are of the other learners.
 
 "sent" is what one host sent over its link in the whole run, connecting included; "loss" is that of validation, in nats a byte, after the last exchange;
-"memory" what a learner's process holds at the end, beyond what it held before the model was made. Seconds are those of training, the last exchange included,
+"memory" what a learner's process holds after its last step, before the last exchange, beyond what it held before the model was made (proportional set
+size). Seconds are those of training, the last exchange included,
 and without those of ``--curve``, whose points (tokens of all learners, seconds, loss of learner 0) are in the document of ``--json`` and in ``--results``.
 """
 
@@ -50,8 +53,8 @@ from psgc.diagnostics.machine import machine
 from psgc.launch.tables import print_table
 
 SYSTEMS: Final = (
-    "ddp,torchft,psgc none,psgc bf16,psgc int4,psgc streaming,psgc servers,psgc sparseloco,psgc demo,psgc decoupled,psgc decoupled slow,"
-    "psgc decoupled killed"
+    "ddp,torchft,torchft buckets,torchft streaming,torchft slow,torchft killed,psgc none,psgc bf16,psgc int4,psgc streaming none,psgc streaming,"
+    "psgc servers,psgc sparseloco,psgc demo,psgc decoupled,psgc decoupled slow,psgc decoupled killed"
 )
 PORT: Final = 9140
 OUTER: Final = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
@@ -59,6 +62,7 @@ BATCH: Final = 8  # sequences a learner and step
 CONTEXT: Final = 128
 TOKEN: Final = "of-this-benchmark"
 SLOWER: Final = 10
+FRAGMENTS: Final = 5  # of what is called streaming
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +109,7 @@ class Learner:
     def __init__(self, job: Job, learner: int, slower: int = 1, ends_at: int = 0) -> None:
         self.job, self.learner, self.slower, self.ends_at = job, learner, slower, ends_at
         self.curve: list[tuple[float, float, float]] = []
-        self.paused, self.began = 0.0, time.monotonic()
+        self.paused, self.began, self.held_before, self.held = 0.0, time.monotonic(), held_bytes(), -1
 
     def train(self, model: Any, run: Any, optimizer: Any) -> None:
         import torch
@@ -125,6 +129,8 @@ class Learner:
                 os._exit(0)  # as one that is killed: nobody is told
             if self.job.curve and step % self.job.curve == 0:
                 self._note(step, model)
+        at, self.held = time.monotonic(), held_bytes()
+        self.paused += time.monotonic() - at
 
     def _note(self, step: int, model: Any) -> None:
         """Every learner takes the time, so that none waits for the one whose figures count."""
@@ -158,24 +164,31 @@ def by_ddp(learner: Learner) -> Any:
     return model
 
 
-def by_torchft(learner: Learner, address: str) -> Any:
+def by_torchft(learner: Learner, address: str, how: str) -> Any:
+    """how: "" (a message for each parameter), "buckets", "streaming", "slow" or "killed", all but the first with buckets. One that may lose its peer waits for
+    it no longer than torchft's own limits, and then goes on alone."""
     import torch
     from torch.distributed import TCPStore
     from torchft import Manager, ProcessGroupGloo
     from torchft.local_sgd import DiLoCo
 
+    from psgc.torch.rarely.fragment import parts_of
+
     model, optimizer = model_and_optimizer(learner.job.seed)
-    outer = torch.optim.SGD(model.parameters(), **OUTER)
+    parts = [torch.nn.ParameterList(part.values()) for part in parts_of(model, FRAGMENTS if how == "streaming" else 1, "far_apart")]
+    outer = [torch.optim.SGD(part.parameters(), **OUTER) for part in parts]
+    streaming = {"fragment_sync_delay": travels(learner.job), "fragment_update_alpha": 0.5} if how == "streaming" else {}
     store = TCPStore(address, PORT + 1, is_master=True, wait_for_workers=False)
-    hour = datetime.timedelta(hours=1)
+    limit, least = (60, 1) if how == "killed" else (3600, learner.job.learners)
+    limits = {"timeout": datetime.timedelta(seconds=limit)}
     manager = Manager(
-        pg=ProcessGroupGloo(timeout=hour), load_state_dict=None, state_dict=None, min_replica_size=learner.job.learners, use_async_quorum=False,
-        timeout=hour, quorum_timeout=hour, connect_timeout=hour, rank=0, world_size=1, store_addr=address, store_port=PORT + 1,
+        pg=ProcessGroupGloo(**limits), load_state_dict=None, state_dict=None, min_replica_size=least, use_async_quorum=False,
+        quorum_timeout=limits["timeout"], connect_timeout=limits["timeout"], rank=0, world_size=1, **limits, store_addr=address, store_port=PORT + 1,
         lighthouse_addr=os.environ["TORCHFT_LIGHTHOUSE"], replica_id=f"learner{learner.learner}", hostname=address,
         init_sync=False,
     )  # fmt: skip
     try:
-        with DiLoCo(manager, [model], optimizer, outer, sync_every=learner.job.every):
+        with DiLoCo(manager, parts, optimizer, outer, sync_every=learner.job.every, use_bucketization=bool(how), **streaming):
             learner.train(model, model, optimizer)
     finally:
         manager.shutdown(wait=False)
@@ -183,12 +196,19 @@ def by_torchft(learner: Learner, address: str) -> Any:
     return model
 
 
+def travels(job: Job) -> int:
+    """Steps that a fragment of what is called streaming travels."""
+    return min(5, job.every // FRAGMENTS - 1)
+
+
 def by_psgc(learner: Learner, how: str) -> Any:
     import psgc.torch as psgc
 
     every = learner.job.every
+    streaming = {"fragments": FRAGMENTS, "delay": travels(learner.job), "mix": 0.5}
     settings: dict[str, dict[str, Any]] = {
-        "streaming": {"fragments": 4, "delay": min(5, every - 1), "mix": 0.5, "codec": "int4"},
+        "streaming": {**streaming, "codec": "int4"},
+        "streaming none": {**streaming, "codec": "none"},
         "servers": {"codec": "int4", "on": "servers"},
         "sparseloco": {"codec": "sparseloco", "outer": "average"},
     }
@@ -213,8 +233,10 @@ def by_decoupled(learner: Learner, at: str) -> Any:
     return model
 
 
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+def held_bytes() -> int:
+    """The process's proportional set size."""
+    rows = dict(line.split(":", 1) for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
+    return int(rows["Pss"].split()[0]) * 1024
 
 
 def work(system: str, job: Job, folder: Path) -> None:
@@ -226,16 +248,16 @@ def work(system: str, job: Job, folder: Path) -> None:
     kind, _, how = system.partition(" ")
     slow, killed = (number == 1 and how.endswith(word) for word in (" slow", " killed"))
     learner = Learner(job, number, SLOWER if slow else 1, max(1, job.steps // 4) if killed else 0)
-    before, sent = resident_bytes(), interface_bytes()[0]
+    sent = interface_bytes()[0]
     if kind == "ddp":
         model = by_ddp(learner)
     elif kind == "torchft":
-        model = by_torchft(learner, addresses[number])
+        model = by_torchft(learner, addresses[number], how)
     elif how.startswith("decoupled"):
         model = by_decoupled(learner, f"{addresses[0]}:{PORT}")
     else:
         model = by_psgc(learner, how)
-    took, moved, held = time.monotonic() - learner.began - learner.paused, interface_bytes()[0] - sent, resident_bytes() - before
+    took, moved, held = time.monotonic() - learner.began - learner.paused, interface_bytes()[0] - sent, learner.held - learner.held_before
     measured = {"seconds": took, "sent_bytes": moved, "memory_bytes": held, "loss": validation_loss(model), "curve": learner.curve}
     (folder / f"{number}.json").write_text(json.dumps(measured))
 
@@ -261,8 +283,9 @@ def measure(system: str, job: Job) -> Row:
         else:
             own["TORCHFT_LIGHTHOUSE"] = f"http://{bed.addresses[0]}:{PORT + 2}"
             members = [Member(one.name, one.host, one.argv, {**one.env, **own}) for one in everywhere(bed, command, 1)]
-            if system == "torchft":
-                lighthouse = [sys.executable, "-c", LIGHTHOUSE, f"[::]:{PORT + 2}"]
+            if system.startswith("torchft"):
+                least = "1" if system.endswith(" killed") else str(job.learners)
+                lighthouse = [sys.executable, "-c", LIGHTHOUSE, f"[::]:{PORT + 2}", least]
                 members.insert(0, Member("lighthouse", 0, lighthouse, {**os.environ, **own}, service=True))
         status = run_members(bed, members)
         if status:
@@ -289,7 +312,7 @@ def _around_a_syncer(bed: Testbed, command: list[str], own: dict[str, str], lear
 LIGHTHOUSE: Final = """
 import sys, time
 from torchft.coordination import LighthouseServer
-server = LighthouseServer(bind=sys.argv[1], min_replicas=2, join_timeout_ms=60000)
+server = LighthouseServer(bind=sys.argv[1], min_replicas=int(sys.argv[2]), join_timeout_ms=60000)
 time.sleep(1e6)
 """
 
@@ -358,15 +381,19 @@ def main() -> None:
         return
     systems = options.systems.split(",")
     unknown = [one for one in systems if one.partition(" ")[0] not in ("ddp", "torchft", "psgc")]
+    if any(one.partition(" streaming")[1] for one in systems) and options.every < 2 * FRAGMENTS:
+        parser.error(
+            f"--every {options.every}: expected at least {2 * FRAGMENTS} for streaming, whose {FRAGMENTS} fragments travel for a step or more"
+        )
     if unknown or not 1 <= options.every <= options.steps:
         parser.error(
             f"{', '.join(unknown) or options.every}: expected systems ddp, torchft, 'psgc CODEC' and those of --help, and every from 1 to --steps"
         )
     if options.learners < 2:
         parser.error(f"--learners {options.learners}: expected at least 2")
-    if "torchft" in systems and importlib.util.find_spec("torchft") is None:
+    if any(one.startswith("torchft") for one in systems) and importlib.util.find_spec("torchft") is None:
         print("far_apart: torchft is not installed, and left out", file=sys.stderr)
-        systems.remove("torchft")
+        systems = [one for one in systems if not one.startswith("torchft")]
     job = Job(options.steps, options.every, options.mbit, options.delay_ms, options.learners, options.seed, options.curve)
     done, rows = known(options.results), []
     try:

@@ -11,11 +11,16 @@ from typing import Any, Final
 
 NAMES: Final = {
     "ddp": "DDP, an exchange in every step",
-    "torchft": "torchft's DiLoCo",
+    "torchft": "torchft's DiLoCo, as by default",
+    "torchft buckets": "torchft's, with buckets",
+    "torchft streaming": "torchft's, buckets, 5 fragments, delay 5, mix 0.5",
+    "torchft slow": "torchft's, buckets, one learner ten times slower",
+    "torchft killed": "torchft's, buckets, one learner killed after a quarter of its steps",
     "psgc none": "psgc's DiLoCo, uncompressed",
     "psgc bf16": "bf16",
     "psgc int4": "int4",
-    "psgc streaming": "int4, 4 fragments, delay 5, mix 0.5",
+    "psgc streaming none": "uncompressed, 5 fragments, delay 5, mix 0.5",
+    "psgc streaming": "int4, 5 fragments, delay 5, mix 0.5",
     "psgc servers": "int4, outer steps on servers",
     "psgc sparseloco": "SparseLoCo",
     "psgc demo": "DeMo, an exchange in every step",
@@ -24,7 +29,17 @@ NAMES: Final = {
     "psgc decoupled killed": "the same, one learner killed after a quarter of its steps",
 }
 HIGHEST: Final = 3.4  # of the losses that are drawn: the first steps of some are far above all others
-DRAWN: Final = ("ddp", "torchft", "psgc none", "psgc int4", "psgc streaming", "psgc sparseloco", "psgc demo")
+DRAWN: Final = (
+    "ddp",
+    "torchft",
+    "torchft buckets",
+    "psgc none",
+    "psgc int4",
+    "psgc streaming",
+    "psgc sparseloco",
+    "psgc demo",
+    "psgc decoupled",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +108,16 @@ def _table(learners: int, steps: int, every: int, runs: Sequence[Run]) -> str:
         free = [run for run in own if not run.mbit] or own
         losses = [run.loss for run in free]
         sent = statistics.median(run.sent_bytes for run in free) / 1e6
-        memory = statistics.median(run.memory_bytes for run in free) / 1e6
+        held = [run.memory_bytes / 1e6 for run in free if run.memory_bytes >= 0]
+        memory = f"{statistics.median(held):,.0f}" if held else ""
         few = f" ({len(losses)} seed{'s' if len(losses) > 1 else ''})" if len(losses) < seeds else ""
-        lines.append(f"| {NAMES[system]} | {' | '.join(cells)} | {sent:,.0f} | {memory:,.0f} | {scatter(losses)}{few} |")
+        lines.append(f"| {NAMES[system]} | {' | '.join(cells)} | {sent:,.0f} | {memory} | {scatter(losses)}{few} |")
     return "\n".join(lines)
 
 
 def draw(runs: Sequence[Run], learners: int, path: Path) -> None:
-    """Loss over seconds, a panel for each link, of the lowest seed that has a curve there. Raises ValueError if there is no curve."""
+    """Loss over tokens of all learners, and over seconds, a panel for each link, of the lowest seed that has a curve there. Raises ValueError if there is no
+    curve."""
     chosen = [run for run in runs if run.learners == learners and len(run.curve) > 1 and run.system in DRAWN]
     links = sorted({run.mbit for run in chosen}, key=lambda mbit: (mbit > 0, -mbit))
     if not links:
@@ -110,22 +127,24 @@ def draw(runs: Sequence[Run], learners: int, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, panels = pyplot.subplots(1, len(links), figsize=(4.4 * len(links), 4.2), sharey=True, squeeze=False, layout="constrained")
+    count = len(links) + 1
+    figure, panels = pyplot.subplots(1, count, figsize=(4.4 * count, 4.2), sharey=True, squeeze=False, layout="constrained")
     colours = {system: f"C{number}" for number, system in enumerate(DRAWN)}
-    for panel, mbit in zip(panels[0], links, strict=True):
+    for panel, (mbit, axis) in zip(panels[0], [(links[0], 0), *((mbit, 1) for mbit in links)], strict=True):
         for system in DRAWN:
             own = [run for run in chosen if (run.system, run.mbit) == (system, mbit)]
             if own:
                 first = min(own, key=lambda run: run.seed)
                 panel.plot(
-                    [point[1] for point in first.curve],
+                    [point[axis] for point in first.curve],
                     [point[2] for point in first.curve],
                     marker=".",
                     color=colours[system],
                     label=NAMES[system],
                 )
         delay = max(run.delay_ms for run in chosen if run.mbit == mbit)
-        panel.set(xlabel="seconds", title=f"{mbit:g} Mbit/s, {delay:g} ms each way" if mbit else "no limit")
+        link = f"{mbit:g} Mbit/s, {delay:g} ms each way" if mbit else "no limit"
+        panel.set(xlabel=("tokens", "seconds")[axis], title=link)
         panel.grid(alpha=0.3)
     panels[0][0].set_ylabel("validation loss, nats a byte")
     panels[0][0].set_ylim(top=HIGHEST)

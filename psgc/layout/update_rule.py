@@ -12,10 +12,13 @@ Owns the text form and the allowed dtypes of a rule. ``psgc/server/weights/rules
 ``round=0`` applies every delta at once, as a round of its own; ``round=1`` waits until every rank that is still in the job has pushed.
 ``staleness=s``, of rules without rounds: a rank may be at most s pushes ahead of the slowest.
 
-``delayed`` (``lr=0.7,momentum=0.9,learners=2,slack=2 learners,decline=0.1``) is for pushes that come when they like. Each is applied at once, as one of
+``delayed`` (``lr=0.7,momentum=0.3,learners=2,slack=2 learners,decline=0.1``) is for pushes that come when they like. Each is applied at once, as one of
 ``learners``; the momentum follows after so many, so that among learners of equal speed a round of pushes is one step of ``nesterov``. A delta whose base
-lacks ``s`` later updates has the weight 1 up to s = slack, and 1 / (1 + decline (s - slack)) beyond.
-Sources: Liu et al. 2024 (arXiv 2401.09135), Delayed Nesterov with c = 0; Xie, Koyejo and Gupta 2019 (FedAsync, arXiv 1903.03934), the hinge of staleness.
+lacks ``s`` later updates has the weight 1 up to s = slack, and 1 / (1 + decline (s - slack)) beyond. Its momentum is less than that of ``nesterov``: pushes
+are made from values that lack most of a round's others, and such staleness acts as momentum itself. With 0.9, what learners solve within a round swings
+further from 4 learners on, and grows without end with 8.
+Sources: Liu et al. 2024 (arXiv 2401.09135), Delayed Nesterov with c = 0; Xie, Koyejo and Gupta 2019 (FedAsync, arXiv 1903.03934), the hinge of staleness;
+Mitliagkas et al. 2016 (arXiv 1605.09774), that asynchrony acts as momentum.
 """
 
 from __future__ import annotations
@@ -29,14 +32,15 @@ from psgc.errors import UsageError
 NAMES: Final = ("add", "average", "nesterov", "delayed")
 _OF_STEPS: Final = ("lr", "momentum")
 UNBOUNDED: Final = -1
+MOMENTUM: Final = {"nesterov": "0.9", "delayed": "0.3"}  # where the text gives none
 DTYPES: Final = ("float32", "float64", "int8", "int16", "int32", "int64", "uint8")  # weights; sums of the integers wrap
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateRule:
     """name: one of NAMES. in_rounds: whether deltas wait for the round's others. staleness: how many pushes a rank may be ahead of the slowest, UNBOUNDED for
-    any number. lr, momentum: of ``nesterov`` and ``delayed``; the defaults are those of DiLoCo (Douillard et al. 2023). learners, slack, decline: of
-    ``delayed``; slack -1 stands for twice the learners."""
+    any number. lr, momentum: of ``nesterov`` and ``delayed``; the defaults are those of DiLoCo (Douillard et al. 2023), but for the momentum of ``delayed``
+    (MOMENTUM). learners, slack, decline: of ``delayed``; slack -1 stands for twice the learners."""
 
     name: str = "add"
     in_rounds: bool = False
@@ -61,7 +65,11 @@ class UpdateRule:
             if option not in known:
                 raise UsageError(f"update rule {name}: unknown option {option!r}; it takes {', '.join(known)}")
         rounds = options.get("round", "0" if name in ("add", "delayed") else "1")
-        staleness, lr, momentum = options.get("staleness", str(UNBOUNDED)), options.get("lr", "0.7"), options.get("momentum", "0.9")
+        staleness, lr, momentum = (
+            options.get("staleness", str(UNBOUNDED)),
+            options.get("lr", "0.7"),
+            options.get("momentum", MOMENTUM.get(name, "0.9")),
+        )
         learners, slack, decline = options.get("learners", "2"), options.get("slack", "-1"), options.get("decline", "0.1")
         try:
             rule = cls(
