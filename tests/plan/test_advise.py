@@ -62,7 +62,7 @@ def test_each_link_has_its_regime_and_the_advice_is_what_runs_today(gbps: float,
 def test_candidates_are_of_all_four_kinds_and_add_up() -> None:
     found = advice(25)
     kinds = [one["kind"] for one in found["candidates"]]
-    assert kinds == ["none", "bf16", *["compress"] * 5, "infrequent"]  # powersgd is the fifth: the model's shapes are known
+    assert kinds == ["none", "bf16", *["compress"] * 5, *["infrequent"] * 4]  # powersgd is the fifth: the model's shapes are known
     none, bf16 = found["candidates"][:2]
     for one in found["candidates"]:
         assert one["gain"] == pytest.approx(1 - one["iteration_ms"] / none["iteration_ms"])
@@ -93,9 +93,9 @@ def test_the_headline_is_of_a_plan_that_runs_today_with_what_does_not_beside_it(
     assert f"With int8 an iteration takes {found['iteration_ms']:.3g} ms" in found["why"]
     steps = found["in_any_version"]["choice"].removeprefix("local-")
     assert f"Local steps with an exchange every {steps} (psgc.DiLoCo) would take " in found["why"]
-    assert any(note.startswith("local steps (psgc.DiLoCo) change the optimizer") for note in found["notes"])
-    carried = {one["name"]: one["carried"] for one in found["candidates"]}
-    assert carried == {"none": True, "bf16": True, "int8": True, f"local-{steps}": True}
+    assert any(note.startswith("what is exchanged rarely, and demo, are other optimizers") for note in found["notes"])
+    names = [one["name"].partition("-")[0] for one in found["candidates"] if one["carried"]]
+    assert names == ["none", "bf16", "int8", "local", "streaming", "sparseloco", "syncer", "demo"]
 
 
 def test_where_gradients_lie_in_hosts_memory_a_codec_is_advised_by_the_best_of_all_that_jobs_run_there() -> None:

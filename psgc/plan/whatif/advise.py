@@ -20,7 +20,8 @@ from psgc.plan.model.level import EXACT
 from psgc.plan.model.quality import SAFELY, Standard
 from psgc.plan.report.running import is_whole
 from psgc.plan.report.wording import gigabytes, ms
-from psgc.plan.whatif.candidates import BF16, CORNERS, NOMINAL, Candidate, candidates, considered, ladder
+from psgc.plan.whatif.candidates import BF16, CORNERS, NOMINAL, Candidate, considered, ladder
+from psgc.plan.whatif.rarely import rarely, told_of_losses
 from psgc.plan.whatif.regimes import all_reduce_us, exposure, needed_ratio
 
 # The share of an iteration that a rung must save. bf16 gives up next to nothing; a codec must be tuned and watched; local steps are another
@@ -70,7 +71,7 @@ def advise(
     asked = tuple(codecs) or considered(profile)
     timed = with_codec_times(profile, asked, gpu=gpu, memory_gbps=memory_gbps, measured=measured)
     known = [name for name in asked if codecs or {name, name.partition(":")[0]} & timed.profile.codecs.keys()]
-    found = candidates(timed, cluster, known, standard=standard)
+    found = [*ladder(timed, cluster, known, standard=standard), *rarely(timed, cluster, known)]
     none, bf16 = found[0], found[1]
     chosen = climb([one for one in found if one.sound and one.runs])
     regime = _regime(found)
@@ -117,8 +118,18 @@ def _names(candidates: Sequence[Candidate]) -> str:
 
 def _regime(found: Sequence[Candidate]) -> Candidate:
     """The best rung for this link, whether this version runs it or not."""
-    every = [one.in_any_version for one in found]
-    return climb([climb([one for one in every[:-1] if one.sound]), every[-1]])
+    every = [one.in_any_version for one in _in_every_step(found)]
+    return climb([climb([one for one in every if one.sound]), _local(found)])
+
+
+def _in_every_step(found: Sequence[Candidate]) -> list[Candidate]:
+    """Those that train as ever."""
+    return [one for one in found if one.kind != "infrequent"]
+
+
+def _local(found: Sequence[Candidate]) -> Candidate:
+    """Local steps, the simplest of the other optimizers."""
+    return next(one for one in found if one.kind == "infrequent")
 
 
 def _finite(value: float) -> float | None:
@@ -192,8 +203,8 @@ def _not_yet(found: Sequence[Candidate], chosen: Candidate) -> str:
     """The candidates that would save time but are not advised: the fastest codec of those that this version does not run, and local steps, which change what is
     trained."""
     text = ""
-    later = [one.in_any_version for one in found[:-1] if one.sound and (one.later_us is not None or not one.runs)]
-    best, local = min(later, key=lambda one: one.iteration_us(NOMINAL), default=None), found[-1]
+    later = [one.in_any_version for one in _in_every_step(found) if one.sound and (one.later_us is not None or not one.runs)]
+    best, local = min(later, key=lambda one: one.iteration_us(NOMINAL), default=None), _local(found)
     if best is not None and gain_over(best, chosen).gain > LEAST_GAIN["compress"]:
         text = f" What this version does not run would take: {best.name} by other collectives or on GPUs {_ms(best)} ms."
     if gain_over(local, chosen).gain > LEAST_GAIN["infrequent"]:
@@ -227,7 +238,7 @@ def _notes(
         f"none and bf16 run today by all-reduce, as DistributedDataParallel sends gradients; codecs by psgc run, encoded {encoders}, over servers or "
         "among workers"
     )
-    if not cluster.servers and found[2:-1]:
+    if not cluster.servers and _in_every_step(found)[2:]:
         notes.append("servers, for codecs that need them: one on each node, sharing its link, since --servers names none")
     notes += timed.notes
     if timed.estimated:
@@ -254,10 +265,7 @@ def _notes(
     notes.append("bf16: gradients that are bf16 when they are ready, or cast at no cost")
     if standard.level == EXACT:
         notes.append("quality: a cast to bf16 changes gradients of float32, so if yours are, --quality exact leaves none, as in psgc plan")
-    notes.append(
-        "local steps (psgc.DiLoCo) change the optimizer: fewer exchanges, other learning rates. They are never advised, since their quality depends on model "
-        "and interval; docs/far-apart.md has losses that were measured"
-    )
+    notes.append(told_of_losses())
     return notes
 
 

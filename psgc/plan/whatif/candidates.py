@@ -1,8 +1,8 @@
 """The ways to send gradients over a slow link, and how long an iteration takes with each.
 
-Owns the candidates: no compression, bf16, each codec in every step, and local steps with rare exchanges. Each has the best plan that runs today,
-and the best plan that only a later version could run. Owns the corners, too: variations of the inputs that are not well known. ``advise``
-chooses among the candidates.
+Owns the candidates that exchange gradients in every step: no compression, bf16, and each codec. Each has the best plan that runs today, and the best
+plan that only a later version could run. Owns the corners, too: variations of the inputs that are not well known. ``rarely`` has the candidates that are
+other optimizers; ``advise`` chooses.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from psgc.plan.inputs.estimates import Timed
 from psgc.plan.inputs.profile import PUBLISHED_BYTES, Profile
 from psgc.plan.methods.once import search_once
 from psgc.plan.methods.result import Found
-from psgc.plan.methods.search import search
 from psgc.plan.model.options import Constraints, encodes
 from psgc.plan.model.plan import UNCOMPRESSED
 from psgc.plan.model.problem import Problem, codec_costs, is_of_a_node, simulate
@@ -31,10 +30,6 @@ ALL_REDUCE, PSGC = "all-reduce", "psgc"  # what runs a plan: DistributedDataPara
 LEAST_FASTER: Final = 0.005  # share of the iteration that a plan must save to be mentioned although it cannot run yet
 DEFAULT_CODECS: Final = ("int8", "int4", "onebit", "topk")
 BY_SHAPE: Final = "powersgd:rank=4"  # its payload depends on the tensors' shapes, which not every profile has
-# DiLoCo (Douillard et al. 2023) exchanges every 500 steps, INTELLECT-1 (Jaghouar et al. 2024) every 100, in int8.
-LOCAL_STEPS: Final = (10, 30, 100, 300, 500)
-EXCHANGE_SHARE: Final = 0.05  # local steps are the fewest with which exchanges take at most this share of the computing time
-OUTER_CODEC: Final = "int8"
 # The factor by which a codec's times may be off. Measured times vary between runs; estimated kernels reach 50 to 100 % of the assumed bandwidth.
 MEASURED, ESTIMATED = 1.1, 1.5
 
@@ -61,7 +56,7 @@ Iteration = Callable[[Corner], float]
 class Candidate:
     """One way to send gradients.
 
-    name:              ``none``, ``bf16``, a codec, or ``local-H``.
+    name:              ``none``, ``bf16``, a codec, or one of ``rarely``'s.
     bytes_per_element: payload bytes per element and iteration.
     sound:             whether quality is kept; None if that is not judged.
     times:             where the codec's times come from.
@@ -71,7 +66,7 @@ class Candidate:
     residual_bytes:    a worker's memory for residuals; server_bytes: that of all servers.
     encodes:           encodings of the bucket that is encoded most often.
                        (These four are the larger ones of the plan and of the plan of ``later_us``.)
-    runs:              what runs the plan: ALL_REDUCE, PSGC (of local steps: its DiLoCo), or "" for nothing.
+    runs:              what runs the plan: ALL_REDUCE, PSGC (of ``rarely``'s: its DiLoCo, DeMo or Decoupled), or "" for nothing.
     later_us:          like ``iteration_us``, with a faster plan that no job runs yet; None if there is none.
     lacking:           why none of the codec's plans runs."""
 
@@ -95,18 +90,9 @@ class Candidate:
         return self if self.later_us is None else replace(self, iteration_us=self.later_us)
 
 
-def candidates(timed: Timed, cluster: Cluster, codecs: Sequence[str], *, standard: Standard) -> list[Candidate]:
-    """All candidates, those that send most bytes first, local steps last. codecs: codecs that the profile has times for."""
-    outer = OUTER_CODEC in timed.profile.codecs and OUTER_CODEC in codecs
-    plain = _plain(timed, cluster)
-    exchange = _problem(timed.profile, cluster, OUTER_CODEC) if outer else in_halves(plain)
-    local = _local_steps(exchange, OUTER_CODEC if outer else BF16, timed.times(OUTER_CODEC) if outer else "")
-    return [*ladder(timed, cluster, codecs, standard=standard), local]
-
-
 def ladder(timed: Timed, cluster: Cluster, codecs: Sequence[str], *, standard: Standard) -> list[Candidate]:
     """The candidates that exchange gradients in every step: fp32, bf16 and the codecs, those that send most bytes first."""
-    plain = _plain(timed, cluster)
+    plain = plain_problem(timed, cluster)
     sizes = (each.bytes_per_element for each in (timed.profile, timed.profile.narrowed(2)))
     found = [
         _uncompressed(name, each, timed, size) for name, each, size in zip(("none", BF16), (plain, in_halves(plain)), sizes, strict=True)
@@ -115,11 +101,11 @@ def ladder(timed: Timed, cluster: Cluster, codecs: Sequence[str], *, standard: S
     return found + sorted(encoded, key=lambda one: -one.bytes_per_element)
 
 
-def _plain(timed: Timed, cluster: Cluster) -> Problem:
+def plain_problem(timed: Timed, cluster: Cluster) -> Problem:
     return Problem(timed.profile, cluster, codec_costs(UNCOMPRESSED, timed.profile), Constraints(), by_library=True)
 
 
-def _problem(profile: Profile, cluster: Cluster, codec: str) -> Problem:
+def problem_of(profile: Profile, cluster: Cluster, codec: str) -> Problem:
     costs = codec_costs(codec, profile, cluster.gpus)
     if is_of_a_node(costs):  # the published times: no thread is faster than the node
         cluster = replace(cluster, cores=0, codec_threads=0)
@@ -134,7 +120,7 @@ def considered(profile: Profile) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*DEFAULT_CODECS, *own, *by_shape)))
 
 
-def _change(corner: Corner, times: str) -> Change:
+def change(corner: Corner, times: str) -> Change:
     spread = ESTIMATED if times == "estimated" else MEASURED
     return Change(link=corner.link, backward=corner.backward, codec=spread**corner.codec, host=corner.host)
 
@@ -143,7 +129,7 @@ def _uncompressed(name: str, problem: Problem, timed: Timed, size: float) -> Can
     """The candidate without a codec: an all-reduce among the GPUs, or servers if they are faster."""
     plans = [(ALL_REDUCE, problem, search_once(problem))]
     if problem.cluster.servers:
-        served = as_jobs_run(_problem(timed.profile, problem.cluster, UNCOMPRESSED))
+        served = as_jobs_run(problem_of(timed.profile, problem.cluster, UNCOMPRESSED))
         plans.append((PSGC, served, search_once(served)))
     runs, judged, plan = min(plans, key=lambda each: each[2].step_us)
     return Candidate(name, name, size, True, "", _iteration(judged, plan, ""), 0.0, runs=runs)
@@ -151,7 +137,7 @@ def _uncompressed(name: str, problem: Problem, timed: Timed, size: float) -> Can
 
 def _encoded(name: str, timed: Timed, cluster: Cluster, *, standard: Standard) -> Candidate:
     """The candidate of a codec, with the best plan that psgc's jobs run; ``later_us`` has the best plan of all if that is faster."""
-    problem, times = _problem(timed.profile, cluster, name), timed.times(name)
+    problem, times = problem_of(timed.profile, cluster, name), timed.times(name)
     if is_whole(problem.codec.name):
         return _uncut(problem, times, standard=standard)
     codec, lacking = problem.codec, why_not_encoded(problem.codec)
@@ -166,7 +152,7 @@ def _encoded(name: str, timed: Timed, cluster: Cluster, *, standard: Standard) -
         else:
             plans, later = [carried], None
     return Candidate(
-        codec.name, "compress", codec.bytes_per_element, standard.keeps(codec.name), times, iteration_us, max(map(_compressed_share, plans)),
+        codec.name, "compress", codec.bytes_per_element, standard.keeps(codec.name), times, iteration_us, max(map(compressed_share, plans)),
         max(residual_bytes(plan.buckets) for plan in plans), max(server_residual_bytes(plan.buckets) for plan in plans),
         max(encodings(bucket) for plan in plans for bucket in plan.buckets), runs, later, lacking,
     )  # fmt: skip
@@ -187,30 +173,10 @@ def _iteration(problem: Problem, plan: Found, times: str) -> Iteration:
 
     @functools.cache
     def iteration_us(corner: Corner) -> float:
-        return forward + simulate(varied(problem, _change(corner, times)), plan.buckets).step_us
+        return forward + simulate(varied(problem, change(corner, times)), plan.buckets).step_us
 
     return iteration_us
 
 
-def _local_steps(problem: Problem, name: str, times: str) -> Candidate:
-    """The candidate of local steps: the change of H steps is exchanged, without overlap with computing (Douillard et al. 2023, algorithm 1). As
-    psgc.DiLoCo runs it with ``codec="int8"``: every GPU exchanges for itself, by the codec and without a plan."""
-    profile = problem.profile
-    computing = (profile.forward_us or 0.0) + profile.backward_us
-    at_once = replace(problem, profile=replace(profile, tensors=tuple(replace(t, ready_us=0.0) for t in profile.tensors)))
-    served = problem.codec.name == OUTER_CODEC
-    plan = uncut(at_once) if served else search(at_once)
-    if served:
-        at_once = replace(at_once, cluster=with_servers(at_once.cluster))
-    steps = next((h for h in LOCAL_STEPS if plan.step_us / h <= EXCHANGE_SHARE * computing), LOCAL_STEPS[-1])
-
-    @functools.cache
-    def iteration_us(corner: Corner) -> float:
-        return computing + simulate(varied(at_once, _change(corner, times)), plan.buckets).step_us / steps
-
-    size = (2.0 if name == BF16 else problem.codec.bytes_per_element) / steps
-    return Candidate(f"local-{steps}", "infrequent", size, None, times, iteration_us, _compressed_share(plan), runs=PSGC)
-
-
-def _compressed_share(plan: Found) -> float:
+def compressed_share(plan: Found) -> float:
     return sum(bucket.numel for bucket in plan.buckets if encodes(bucket.option)) / sum(bucket.numel for bucket in plan.buckets)
