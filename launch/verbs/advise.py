@@ -184,7 +184,6 @@ def _remark(one: dict[str, Any]) -> str:
     remarks = (
         "best left unused" if one["kind"] == "compress" and not one["compressed_share"] else "",
         "costs quality" if one["sound"] is False else "",
-        "another optimizer" if one["kind"] == "infrequent" else "",
-        one["times"],
+        "another optimizer" if one["kind"] == "infrequent" else one["times"],
     )
     return ", ".join(remark for remark in remarks if remark)

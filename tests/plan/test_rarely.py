@@ -44,9 +44,9 @@ def test_what_is_waited_for_is_what_steps_do_not_hide(exchange: float, fragments
 @pytest.mark.parametrize(("nodes", "gpus"), [(2, 1), (4, 1), (2, 4)])
 def test_relayed_payloads_pass_a_nodes_link_once_for_each_of_its_gpus_and_of_all_ranks(nodes: int, gpus: int) -> None:
     numel, ranks, link = GPT2.numel, nodes * gpus, cluster_of("a100", nodes, gpus, 1.0, 50.0).inter
-    for name, codec in (("sparseloco", SPARSELOCO), ("demo", DEMO)):
+    for name, codec in (("sparse", SPARSELOCO), ("demo", DEMO)):
         one = found(1.0, nodes, gpus)[name]
-        steps = steps_of(one) if name == "sparseloco" else 1
+        steps = steps_of(one) if name == "sparse" else 1
         sent = gpus * ranks * codec.bytes_per_element * numel * 8 / 1e9 * 1e6
         encoding = (codec.encode_us + ranks * codec.decode_us) * numel / 1e6
         assert one.iteration_us(NOMINAL) == pytest.approx(COMPUTING + (sent + encoding + 2 * link.latency_us) / steps)
@@ -55,14 +55,14 @@ def test_relayed_payloads_pass_a_nodes_link_once_for_each_of_its_gpus_and_of_all
 
 def test_a_faster_link_exchanges_more_often_and_none_makes_an_iteration_shorter_than_computing() -> None:
     links = [found(gbps) for gbps in (0.01, 0.1, 1.0, 10.0, 100.0)]
-    for name in ("local", "streaming", "sparseloco", "syncer"):
+    for name in ("local", "stream", "sparse", "syncer"):
         steps = [steps_of(one[name]) for one in links]
         assert steps == sorted(steps, reverse=True) and steps[0] > steps[-1]
     for of_link in links:
         assert all(one.iteration_us(NOMINAL) >= COMPUTING and one.sound is None for one in of_link.values())
         syncer = of_link["syncer"]
         assert syncer.iteration_us(NOMINAL) == COMPUTING, "nobody waits"
-        hidden, local = of_link["streaming"], of_link["local"]
+        hidden, local = of_link["stream"], of_link["local"]
         if steps_of(hidden) == steps_of(local):
             assert hidden.iteration_us(NOMINAL) <= local.iteration_us(NOMINAL)
 

@@ -57,7 +57,7 @@ def test_it_is_the_published_algorithm_whatever_the_cut(numel: int, learners: in
 def test_a_round_of_learners_of_equal_speed_is_one_outer_step() -> None:
     rng, learners = np.random.default_rng(0), 4
     deltas = [rng.normal(size=64).astype(np.float32) for _ in range(3 * learners)]
-    by_delay = run("delayed:learners=4", deltas, [learners - 1] * len(deltas), 0)
+    by_delay = run("delayed:learners=4,momentum=0.9", deltas, [learners - 1] * len(deltas), 0)
     rule, values, momentum = UpdateRule.parse("nesterov"), np.zeros(64, np.float32), np.zeros(64, np.float32)
     for first in range(0, len(deltas), learners):
         new = np.empty_like(values)
@@ -95,3 +95,33 @@ def test_what_does_not_fit_is_told(text: str, said: str) -> None:
 def test_its_text_is_read_as_it_is_written(text: str) -> None:
     rule = UpdateRule.parse(text)
     assert UpdateRule.parse(rule.canonical) == rule and not rule.in_rounds
+
+
+def rounds_of(rule: UpdateRule, learners: int, solved: float, rounds: int, seed: int = 0) -> list[float]:
+    """How far a parameter is from its optimum after each round, at first 1. Learners take a share ``solved`` of what is left of their own way in a round, and
+    push one after another, in another order each time; each goes on from what comes back."""
+    order, state = np.random.default_rng(seed), RuleState(rule, 1, np.dtype(np.float64))
+    outer, bases, after = np.ones(1), [1.0] * learners, []
+    for _ in range(rounds):
+        for learner in order.permutation(learners):
+            state.begin(learners - 1)
+            new = np.empty(1)
+            state.apply(0, 1, outer, np.array([-solved * bases[learner]]), 1, new)
+            outer, bases[learner] = new, float(new[0])
+        after.append(abs(float(outer[0])))
+    return after
+
+
+@pytest.mark.parametrize("learners", [1, 2, 4, 8, 16])
+def test_by_default_delayed_steps_come_to_rest_whatever_share_a_round_solves(learners: int) -> None:
+    rule = UpdateRule.parse(f"delayed:learners={learners}")
+    for solved in (0.05, 0.3, 0.6, 1.0):
+        found = rounds_of(rule, learners, solved, 40)
+        assert max(found[5:]) < 0.85, f"{learners} learners, {solved}: {found[5:]}"
+        assert found[-1] < 0.25
+
+
+def test_with_the_momentum_of_rounds_eight_learners_would_swing_ever_further() -> None:
+    swings = rounds_of(UpdateRule.parse("delayed:learners=8,momentum=0.9"), 8, 1.0, 60)
+    assert max(swings[50:]) > 2 * max(swings[:10]) > 2
+    assert UpdateRule.parse("nesterov").momentum == 0.9

@@ -11,7 +11,7 @@ import torch
 from psgc.errors import CodecError, UsageError
 from psgc.layout import Declaration, TensorSpec, build_layout
 from psgc.layout.update_rule import UpdateRule
-from psgc.server.weights.rules import RuleState, apply_rule
+from psgc.server.weights.rules import apply_rule
 
 SIZES = (1, 7, 64, 4097)
 
@@ -53,36 +53,6 @@ def test_nesterov_is_torchs_sgd_on_minus_the_mean_delta(numel: int) -> None:
         reference.step()
     assert np.allclose(run("nesterov", [list(r) for r in deltas], np.float64), weight.detach().numpy(), rtol=1e-12)
     assert np.allclose(run("nesterov", [list(r) for r in deltas]), weight.detach().numpy(), atol=1e-4)
-
-
-def rounds_of(rule: UpdateRule, learners: int, solved: float, rounds: int, seed: int = 0) -> list[float]:
-    """How far a parameter is from its optimum after each round, at first 1. Learners take a share ``solved`` of what is left of their own way in a round, and
-    push one after another, in another order each time; each goes on from what comes back."""
-    order, state = np.random.default_rng(seed), RuleState(rule, 1, np.dtype(np.float64))
-    outer, bases, after = np.ones(1), [1.0] * learners, []
-    for _ in range(rounds):
-        for learner in order.permutation(learners):
-            state.begin(learners - 1)
-            new = np.empty(1)
-            state.apply(0, 1, outer, np.array([-solved * bases[learner]]), 1, new)
-            outer, bases[learner] = new, float(new[0])
-        after.append(abs(float(outer[0])))
-    return after
-
-
-@pytest.mark.parametrize("learners", [1, 2, 4, 8, 16])
-def test_by_default_delayed_steps_come_to_rest_whatever_share_a_round_solves(learners: int) -> None:
-    rule = UpdateRule.parse(f"delayed:learners={learners}")
-    for solved in (0.05, 0.3, 0.6, 1.0):
-        found = rounds_of(rule, learners, solved, 40)
-        assert max(found[5:]) < 0.85, f"{learners} learners, {solved}: {found[5:]}"
-        assert found[-1] < 0.25
-
-
-def test_with_the_momentum_of_rounds_eight_learners_would_swing_ever_further() -> None:
-    swings = rounds_of(UpdateRule.parse("delayed:learners=8,momentum=0.9"), 8, 1.0, 60)
-    assert max(swings[50:]) > 2 * max(swings[:10]) > 2
-    assert UpdateRule.parse("nesterov").momentum == 0.9
 
 
 def test_integers_add_exactly_and_wrap() -> None:

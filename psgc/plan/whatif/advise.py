@@ -71,7 +71,8 @@ def advise(
     asked = tuple(codecs) or considered(profile)
     timed = with_codec_times(profile, asked, gpu=gpu, memory_gbps=memory_gbps, measured=measured)
     known = [name for name in asked if codecs or {name, name.partition(":")[0]} & timed.profile.codecs.keys()]
-    found = [*ladder(timed, cluster, known, standard=standard), *rarely(timed, cluster, known)]
+    every_step = ladder(timed, cluster, known, standard=standard)
+    found = [*every_step, *_worth_listing(rarely(timed, cluster, known), every_step[0])]
     none, bf16 = found[0], found[1]
     chosen = climb([one for one in found if one.sound and one.runs])
     regime = _regime(found)
@@ -125,6 +126,11 @@ def _regime(found: Sequence[Candidate]) -> Candidate:
 def _in_every_step(found: Sequence[Candidate]) -> list[Candidate]:
     """Those that train as ever."""
     return [one for one in found if one.kind != "infrequent"]
+
+
+def _worth_listing(rare: Sequence[Candidate], none: Candidate) -> list[Candidate]:
+    """Local steps, and of the others those that take less time than uncompressed gradients."""
+    return [one for number, one in enumerate(rare) if number == 0 or one.iteration_us(NOMINAL) < none.iteration_us(NOMINAL)]
 
 
 def _local(found: Sequence[Candidate]) -> Candidate:

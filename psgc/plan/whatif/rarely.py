@@ -4,8 +4,8 @@ They are other optimizers than the one that exchanges gradients in every step, s
 measured of their losses. Each GPU exchanges for itself, as psgc.DiLoCo, DeMo and Decoupled do, without a plan.
 
     local-H       psgc.DiLoCo: all parameters' progress in every H-th step, while nothing is computed (Douillard et al. 2023, algorithm 1)
-    streaming-H   fragments in turn, each of which travels for DELAY steps before anybody waits (Douillard et al. 2025)
-    sparseloco-H  local-H with codec sparseloco, relayed by servers (Sarfi et al. 2025)
+    stream-H      fragments in turn, each of which travels for DELAY steps before anybody waits (Douillard et al. 2025)
+    sparse-H      local-H with codec sparseloco, relayed by servers (Sarfi et al. 2025)
     syncer-H      psgc.Decoupled: learners around a process whose link they share; none waits, and a push stays while its last one travels
     demo          psgc.DeMo: dct64, relayed by servers in every step, encoded and decoded on one core (Peng et al. 2024)
 """
@@ -75,8 +75,8 @@ MEASURED_LOSSES: Final[Mapping[str, float]] = {"DDP": 2.439, "local": 2.693, "sp
 def rarely(timed: Timed, cluster: Cluster, codecs: Sequence[str]) -> list[Candidate]:
     """The candidates, ``local-H`` first. codecs: those that the profile has times for; without OUTER_CODEC among them, bf16 is exchanged in its place."""
     exchange, codec, times = _exchange(timed, cluster, codecs)
-    found = [_in_fragments("local", exchange, codec, times, 1, 0), _in_fragments("streaming", exchange, codec, times, FRAGMENTS, DELAY)]
-    found.append(_relayed("sparseloco", SPARSELOCO, timed.profile, cluster))
+    found = [_in_fragments("local", exchange, codec, times, 1, 0), _in_fragments("stream", exchange, codec, times, FRAGMENTS, DELAY)]
+    found.append(_relayed("sparse", SPARSELOCO, timed.profile, cluster))
     if cluster.gpus_per_node == 1 and cluster.nodes > 1:
         found.append(_around_a_syncer(timed.profile, cluster))
     return [*found, _demo(timed.profile, cluster)]
@@ -157,7 +157,8 @@ def told_of_losses() -> str:
         "what is exchanged rarely, and demo, are other optimizers. Measured once, a GPT of 1.3 M parameters on 2 learners ended its 300 steps, with an "
         f"exchange in every 50th, at a validation loss of {measured['local']:.2f} (local), {measured['sparseloco']:.2f} (sparseloco) and "
         f"{measured['demo']:.2f} (demo, in every step), DDP at {measured['DDP']:.2f}; docs/far-apart.md has more. They are never advised, since their quality "
-        "depends on model and interval"
+        "depends on model and interval. What sparseloco and demo take to encode and decode, on "
+        "one core, is estimated; those that would take longer than uncompressed gradients are left out"
     )
 
 
