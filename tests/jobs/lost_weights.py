@@ -42,7 +42,7 @@ def counts(steps: int) -> Iterator[list[torch.Tensor]]:
 def outer(steps: int) -> Iterator[list[torch.Tensor]]:
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(32, 300), nn.ReLU(), nn.Linear(300, 300), nn.ReLU(), nn.Linear(300, 1))
-    inner = torch.optim.SGD(model.parameters(), lr=0.05)
+    inner = torch.optim.SGD(model.parameters(), lr=0.002)
     diloco = psgc.DiLoCo(model, inner, every=2, codec="int8", on="servers")
     draw = torch.Generator().manual_seed(100 + psgc.rank())
     for _ in range(steps):
@@ -62,6 +62,8 @@ def main() -> None:
     found = hashlib.sha256()
     for step, tensors in enumerate({"rounds": rounds, "counts": counts, "outer": outer}[kind](steps)):
         for tensor in tensors:
+            if not tensor.isfinite().all():
+                sys.exit(f"step {step} has NaN or infinity: nothing that comes after it shows anything")
             found.update(tensor.numpy().tobytes())
         print(f"step {step}", flush=True)
         time.sleep(pause_s)

@@ -31,6 +31,8 @@ def main() -> None:
         loss = (model(inputs) - inputs.sum(1, keepdim=True)).square().mean()
         loss.backward()
         mean = psgc.push_pull(loss.detach())  # unnamed: a process that takes the place goes on counting
+        if not mean.isfinite():
+            sys.exit(f"the loss of step {step} is {mean.item()}: nothing that comes after it shows anything")
         optimizer.step()
         scheduler.step()
         print(f"rank {rank} step {step} loss {mean.item():.9g} pid {os.getpid()}", flush=True)

@@ -34,12 +34,14 @@ runpy.run_path({JOB!r}, run_name="__main__")
 
 @pytest.mark.parametrize(("policy", "steps"), [("wait", "30"), ("shrink", "1000000")])
 def test_a_process_that_is_killed_before_it_has_joined_is_followed(launched: Any, tmp_path: Path, policy: str, steps: str) -> None:
-    """Under shrink the job ends once everyone is there again."""
+    """Under shrink the job ends once everyone is there again, so nobody comes before rank 1 was missing."""
     script, gate = tmp_path / "dies.py", tmp_path / "gate"
     script.write_text(BEFORE_THEY_JOIN)
-    gate.touch()
     command = (sys.executable, str(script), steps, "5", str(gate), "0")
     popen = launched.psgc("run", "--no-prefix", "--", *command, PSGC_ON_WORKER_LOSS=policy)
+    for _ in ("everyone", "rank 0 alone") if policy == "shrink" else ():
+        launched.read_until(popen, "rank 0 members")
+    gate.touch()
     status, out, err = launched.end(popen)
     assert status == 0, err
     assert err.count("; another process takes its place") == 3, err

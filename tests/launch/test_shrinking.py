@@ -85,7 +85,7 @@ def test_a_rank_whose_processes_die_again_and_again_is_given_up(launched: Any, t
     script.write_text(
         TRAINS + "import time\nfor step in psgc.Elastic(model=model, optimizer=optimizer).steps(300):\n"
         "    if step > 2 and psgc.rank() == 1:\n        os.kill(os.getpid(), signal.SIGKILL)\n"
-        "    model(torch.ones(3)).sum().backward()\n    optimizer.step()\n    time.sleep(0.03)\nprint('ended', step)\n"
+        "    optimizer.zero_grad()\n    model(torch.ones(3)).sum().backward()\n    optimizer.step()\n    time.sleep(0.03)\nprint('ended', step)\n"
     )
     status, out, err = launched.end(launched.psgc("run", "--no-prefix", "--", sys.executable, str(script), **SHRINK))
     assert status == 0, err

@@ -186,7 +186,7 @@ def test_a_worker_that_dies_in_an_update_that_synchronizes_ends_the_job_with_its
         "    if step == 3 and psgc.rank() == 1:\n        os.kill(os.getpid(), signal.SIGKILL)\n"
         "    psgc.push_pull(torch.ones(3), name='norm')\n"
         "elastic = psgc.Elastic(model=model, optimizer=optimizer)\noptimizer.register_step_pre_hook(within)\n"
-        "for step in elastic.steps(8):\n    model(torch.ones(3)).sum().backward()\n    optimizer.step()\n"
+        "for step in elastic.steps(8):\n    optimizer.zero_grad()\n    model(torch.ones(3)).sum().backward()\n    optimizer.step()\n"
     )
     status, _, err = launched.end(launched.psgc("run", "--", sys.executable, str(script), **WAIT, PSGC_DEAD_S="3"))
     assert status != 0
@@ -198,7 +198,7 @@ def test_a_worker_that_dies_again_and_again_without_a_step_ends_the_job_with_its
     script.write_text(
         TRAINS + "for step in psgc.Elastic(model=model, optimizer=optimizer).steps(100):\n"
         "    if step == 2 and psgc.rank() == 1:\n        os.kill(os.getpid(), signal.SIGKILL)\n"
-        "    model(torch.ones(3)).sum().backward()\n    optimizer.step()\n"
+        "    optimizer.zero_grad()\n    model(torch.ones(3)).sum().backward()\n    optimizer.step()\n"
     )
     status, _, err = launched.end(launched.psgc("run", "--", sys.executable, str(script), **WAIT))
     assert status == 128 + signal.SIGKILL, err

@@ -36,7 +36,7 @@ def start() -> Iterator[Start]:
     """Begins a syncer in a thread of its own; its object, and where it listens."""
     running: list[tuple[Syncer, threading.Thread]] = []
 
-    def begin(rule: str = "delayed:learners=1", port: int = 0, **more: Any) -> tuple[Syncer, str]:
+    def begin(rule: str = "delayed:learners=1,momentum=0.9", port: int = 0, **more: Any) -> tuple[Syncer, str]:
         syncer = Syncer(Config(role="server"), Settings("127.0.0.1", port, UpdateRule.parse(rule), **more))
         thread = threading.Thread(target=syncer.run, daemon=True)
         running.append((syncer, thread))
@@ -125,7 +125,7 @@ def test_how_a_16_bit_learner_rounds_the_syncers_values_is_no_progress(alone: No
 
 
 def test_what_has_not_moved_is_not_pushed_again(alone: None, start: Start) -> None:
-    syncer, at = start("delayed:learners=1")
+    syncer, at = start("delayed:learners=1,momentum=0.9")
     own = model()
     with psgc.Decoupled(own, torch.optim.SGD(own.parameters(), lr=0.01), every=4, delay=0, at=at, name="a") as outside:
         trained(own, outside, 8)

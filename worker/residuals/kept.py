@@ -82,9 +82,8 @@ class Kept:
         of_residual = 0.0
         for _, feedback, _, _, _ in self._places:
             if feedback.value is not None and feedback.device is None:
-                values = feedback.value.load()
-                of_residual += float(np.dot(values, values)) * feedback.rescale**2
-        of_gradient = float(np.dot(gradient, gradient))
+                of_residual += _square(feedback.value.load()) * feedback.rescale**2
+        of_gradient = _square(gradient)
         found = math.sqrt(of_residual / of_gradient) if 0 < of_gradient < math.inf and of_residual < math.inf else math.inf
         return found if found < math.inf else None
 
@@ -173,3 +172,9 @@ class Kept:
             if exact.velocity is not None and state is not None and state.state.saved is not None:
                 state.state.restore(exact.velocity)
                 state.from_host()
+
+
+def _square(values: NDArray[Any]) -> float:
+    """Of the norm; infinity where float32 cannot have it."""
+    with np.errstate(over="ignore"):
+        return float(np.dot(values, values))
