@@ -27,7 +27,7 @@ def test_a_server_may_die_at_any_moment() -> None:
     assert found.names["server dies"] and found.names["connect"] and found.names["notice"]
 
 
-LARGE = pytest.mark.long  # a million states
+LARGE = pytest.mark.long  # a quarter of a million states and more
 
 
 @pytest.mark.timeout(3600)
@@ -35,7 +35,7 @@ LARGE = pytest.mark.long  # a million states
     ("deaths", "states"),
     [
         (Deaths(workers=1), 19_923),
-        (Deaths(workers=2), 266_826),
+        pytest.param(Deaths(workers=2), 266_826, marks=LARGE),
         (Deaths((2, 0)), 117_251),
         pytest.param(Deaths(workers=1, returns=1), 280_415, marks=LARGE),
         pytest.param(Deaths((1, 1)), 909_814, marks=LARGE),

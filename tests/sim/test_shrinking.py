@@ -25,7 +25,7 @@ from psgc.server.state import Fold, ServerState
 from psgc.server.step import Action, KeyState, Result
 from psgc.worker import client
 
-SAMPLE = 200
+SAMPLE = 100
 CHUNK = 50
 LONG = 20_000
 LONG_CHUNK = 1000
