@@ -120,7 +120,9 @@ def _slow_servers(workers: Mapping[int, Report], servers: Mapping[int, Report], 
         others = sorted((busy[other], moved[other]) for other in busy if other != index)
         their_share, their_bytes = others[(len(others) - 1) // 2]
         # A server that holds more may take longer by as much; one that holds less has no reason to.
-        share = busy[index] - their_share * max(1.0, moved[index] / their_bytes if their_bytes else 1.0)
+        share = busy[index] - their_share * max(
+            1.0, moved[index] / their_bytes if their_bytes >= 1.0 else 1.0
+        )  # of less than a byte a second no ratio tells
         ms = share * step_ms
         if ms < max(CLEAR_SHARE * step_ms, LEAST_MS) or waits < ms / 2 or index not in servers:
             continue

@@ -25,5 +25,5 @@ def said(launched: Any, rounds: int, **env: str) -> list[str]:
 )
 def test_a_job_of_many_steps_writes_no_more_than_one_of_few(launched: Any, env: dict[str, str]) -> None:
     few, many = said(launched, 20, **env), said(launched, 800, **env)
-    assert few, "something is said: what travels how"
+    assert few or not env, "something is said at this level"
     assert len(many) <= len(few) + 2, "\n".join(sorted({*many} - {*few})[:20])

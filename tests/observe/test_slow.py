@@ -246,6 +246,11 @@ def test_whatever_is_told_whoever_is_named_is_clearly_slower_and_others_wait(wor
         assert max(report.waits_us for report in others) / 1e3 >= one.ms / 2 - 1e-6
 
 
+def test_a_server_with_less_than_a_byte_a_second_is_no_measure_for_another() -> None:
+    ranks = {0: worker(0.0, 1.0, 0.0, {"0": [0.0, 1.0, 0.0], "1": [0.0, 5e-324, 0.0]})}
+    assert list(slow_members(ranks, {0: server()})) == []
+
+
 @given(st.dictionaries(st.integers(0, 20), st.integers(0, 100), min_size=2))
 def test_beyond_others_is_beyond_the_lower_median_of_the_others(values: dict[int, int]) -> None:
     for of, found in beyond_others(values).items():
