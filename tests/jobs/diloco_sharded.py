@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import psgc.torch as psgc
-from psgc.errors import PsgcError
+from tests.refusing import told
 
 STEPS, AT = 17, 10
 
@@ -119,15 +119,6 @@ def tell(name: str, parameters: list[Any], wanted: list[torch.Tensor] | None = N
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, [tensor.tolist() for tensor in whole])
     print(f"{name} {digest} {off:.2e} {all(each == every[0] for each in every)}", flush=True)
-
-
-def told(name: str, call: Callable[[], Any]) -> None:
-    try:
-        call()
-    except PsgcError as error:
-        print(f"{name}: {error}", flush=True)
-    else:
-        print(f"{name}: nothing", flush=True)
 
 
 def refused(mesh: DeviceMesh) -> None:

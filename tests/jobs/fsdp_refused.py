@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,17 +16,8 @@ from torch.distributed.tensor import Shard
 from torch.utils.checkpoint import checkpoint
 
 import psgc.torch as psgc
-from psgc.errors import PsgcError
 from psgc.plan.model.plan import Plan, PlannedBucket
-
-
-def told(name: str, call: Callable[[], Any]) -> None:
-    try:
-        call()
-    except PsgcError as error:
-        print(f"{name}: {error}", flush=True)
-    else:
-        print(f"{name}: nothing", flush=True)
+from tests.refusing import told
 
 
 class Two(nn.Module):

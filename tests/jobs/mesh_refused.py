@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,18 +13,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import psgc.torch as psgc
-from psgc.errors import PsgcError
 from psgc.torch.session import api
 from psgc.torch.session.mesh import of_dimension
-
-
-def told(name: str, call: Callable[[], Any]) -> None:
-    try:
-        call()
-    except PsgcError as error:
-        print(f"{name}: {error}", flush=True)
-    else:
-        print(f"{name}: nothing", flush=True)
+from tests.refusing import told
 
 
 def with_group(group: Any) -> None:

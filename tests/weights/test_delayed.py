@@ -124,4 +124,7 @@ def test_by_default_delayed_steps_come_to_rest_whatever_share_a_round_solves(lea
 def test_with_the_momentum_of_rounds_eight_learners_would_swing_ever_further() -> None:
     swings = rounds_of(UpdateRule.parse("delayed:learners=8,momentum=0.9"), 8, 1.0, 60)
     assert max(swings[50:]) > 2 * max(swings[:10]) > 2
+    four = rounds_of(UpdateRule.parse("delayed:learners=4,momentum=0.9"), 4, 1.0, 60)
+    assert max(four[4:]) > 1, "with four further than where it began"
+    assert four[-1] < 0.5, "and to rest in the end"
     assert UpdateRule.parse("nesterov").momentum == 0.9
