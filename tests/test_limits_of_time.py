@@ -14,3 +14,20 @@ def test_the_table_of_limits_has_every_setting_in_seconds_and_its_default() -> N
     rows = {name: float(default) for name, default in re.findall(r"^\| (PSGC_\w+) \| ([\d.]+) \|", page, re.M)}
     settings = {v.name: getattr(Config(), v.field) for v in VARIABLES if v.name.endswith("_S")}
     assert rows == settings
+
+
+# Dates and other machines' clocks, by which nobody waits for anything.
+DATED = {
+    "psgc/observe/worker_trace.py", "psgc/torch/gradients/profiler.py", "psgc/torch/session/speed.py", "launch/doctor/meeting.py",
+    "launch/observing/bundle.py", "launch/profiling/measure.py", "launch/verbs/verify.py",
+}  # fmt: skip
+WALL = re.compile(r"\btime\.time\(\)|from time import .*\btime(_ns)?\b|datetime\.now\(|utcnow|CLOCK_REALTIME")
+
+
+def test_no_wait_goes_by_a_clock_that_can_be_set() -> None:
+    root = Path(__file__).parent.parent
+    sources = [
+        path for folder in ("psgc", "server", "worker", "launch", "cuda") for path in sorted((root / folder).resolve().rglob("*.py"))
+    ]
+    found = {str(path.relative_to(root)) for path in sources if WALL.search(path.read_text())}
+    assert found == DATED

@@ -19,7 +19,7 @@ from psgc.config import Config
 from psgc.errors import RemoteProtocolError
 from psgc.layout import Declaration, Layout
 from psgc.layout.speed import UNKNOWN, Speed
-from psgc.program.agenda import Turn, Use
+from psgc.program.agenda import Use
 from psgc.transport.control.dealer import Dealer
 from psgc.transport.control.lifeline import Lifeline, Sign
 from psgc.transport.control.voice import ADMISSION, AWAITED, LIFELINE, Voice
@@ -208,7 +208,7 @@ class Coordinator:
         elif header.kind == Kind.BARRIER:
             self.requests.passed(header.plan, header.step)
         elif header.kind == Kind.TURN:
-            for key in self.requests.turns(Turn(header.plan, Use(header.key, header.step))):
+            for key in self.requests.turns(header.plan, Use(header.key, header.step)):
                 self._owner.turn(key)
         elif header.kind == Kind.STATE:
             self._owner.hand_over(Handover(header.step, header.plan, takes=header.key == 1))

@@ -14,6 +14,7 @@ from typing import Protocol
 from psgc.layout import Declaration, Layout
 from psgc.layout.speed import Speed
 from psgc.program.agenda import Agenda, Turn, Use
+from psgc.wire.counts import cut, whole
 from psgc.wire.frames import Kind
 from psgc.wire.messages import Declare, Lookup, Published, encode_body, pack
 
@@ -59,7 +60,7 @@ class Requests:
         self._has_state = False  # it needed it, and has it
 
     def _number(self) -> int:
-        self._count += 1
+        self._count = cut(self._count + 1)  # that long, nobody waits for an answer
         return self._count
 
     def declare(self, declaration: Declaration, then: Callable[[Layout], None], speed: Speed) -> None:
@@ -106,11 +107,11 @@ class Requests:
         self._ask_turn(self._agenda.submit(key))
 
     def _ask_turn(self, use: Use) -> None:
-        self._send(Kind.TURN, plan=self._agenda.received, key=use.key, step=use.step)
+        self._send(Kind.TURN, plan=cut(self._agenda.received), key=use.key, step=use.step)
 
-    def turns(self, turn: Turn) -> list[int]:
-        """The scheduler tells of a turn. Returns the keys whose next steps have theirs now, in order."""
-        return [use.key for use in self._agenda.told(turn)]
+    def turns(self, number: int, use: Use) -> list[int]:
+        """The scheduler tells of a turn, and its number's last bits. Returns the keys whose next steps have theirs now, in order."""
+        return [use.key for use in self._agenda.told(Turn(whole(number, self._agenda.received), use))]
 
     def publish(self, name: str, value: bytes) -> None:
         """Have the scheduler keep a value for whoever looks it up, to the end of the job."""

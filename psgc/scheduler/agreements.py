@@ -18,6 +18,7 @@ from psgc.scheduler.records import LaidOut, Passed, Record, Served, Turned, Turn
 from psgc.scheduler.rendezvous import Barriers, Declarations, Gathering, Name
 from psgc.scheduler.roster import Member, Roster
 from psgc.scheduler.submissions import Submissions
+from psgc.wire.counts import cut, whole
 from psgc.wire.frames import Header, Kind
 from psgc.wire.messages import Declare, ErrorCode, Lookup, Published, decode_body, decode_json, encode_body, pack
 
@@ -178,10 +179,11 @@ class Agreements:
     def _submitted(self, member: Member, header: Header, now: float) -> list[Action]:
         name = self.declarations.name_of(header.key >> 48)
         before = self.submissions.turns.count
-        turns = self.submissions.submitted(member.rank, Use(header.key, header.step), header.plan, name, now)
+        received = whole(header.plan, before)
+        turns = self.submissions.submitted(member.rank, Use(header.key, header.step), received, name, now)
         peers = {m.rank: m.peer for m in self._roster.workers()} if turns else {}
         new = dict.fromkeys(turn for _, turn in turns if turn.number >= before)
-        told = (self._post.send(peers[rank], Kind.TURN, plan=turn.number, key=turn.use.key, step=turn.use.step) for rank, turn in turns)
+        told = (self._post.send(peers[rank], Kind.TURN, plan=cut(turn.number), key=turn.use.key, step=turn.use.step) for rank, turn in turns)
         return [*(Keep(Turned(turn.number, *turn.use)) for turn in new), *told]
 
     def _publish(self, member: Member, header: Header, published: Published) -> list[Action]:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from psgc import __version__
 from psgc.errors import RemoteProtocolError
+from psgc.wire.counts import cut, whole
 from psgc.wire.frames import Header, Kind
 from psgc.wire.learners import INITIAL, Enrol, Enrolled, learner_number
 from psgc.wire.messages import ErrorCode, Notice, encode_body
@@ -206,7 +207,7 @@ class SyncerState:
         learner.applied[header.key] = header.step
         learner.pushes += 1
         # A syncer that was started again from a file may hold older values than the learner's base.
-        learner.staleness = max(0, self.versions[header.key] - header.plan)
+        learner.staleness = max(0, self.versions[header.key] - whole(header.plan, self.versions[header.key]))
         self.versions[header.key] += 1
         return [Apply(header.key, learner.staleness), *self._answer(peer, header)]
 
@@ -218,7 +219,7 @@ class SyncerState:
         return [self._filled(answer)]
 
     def _filled(self, answer: Answer) -> Answer:
-        return answer._replace(header=answer.header._replace(plan=self.versions[answer.header.key]))
+        return answer._replace(header=answer.header._replace(plan=cut(self.versions[answer.header.key])))
 
 
 def _taken(name: str) -> str:

@@ -42,6 +42,19 @@ def test_a_step_gets_its_turn_when_every_rank_has_submitted_it() -> None:
     assert _submit(job, "w1") == {"w1": (1, 1)}, "to who asks again, alone"
 
 
+def test_turns_that_no_longer_fit_in_their_field_are_counted_on() -> None:
+    """After 50 days of a thousand turns a second."""
+    job, end = _declared(), 1 << 32
+    assert job.membership.agreements is not None
+    turns = job.membership.agreements.submissions.turns
+    turns.begin_at(end - 1, make_key(1, 7, 0), 1)
+    job.say("w0", Kind.TURN, plan=end - 1, key=make_key(1, 0, 0), step=1)
+    assert _submit(job, "w1", taken=end - 1) == {"w0": (1, end - 1), "w1": (1, end - 1)}
+    _submit(job, "w0", step=2, taken=0)  # knows all of them
+    assert _submit(job, "w1", step=2, taken=0) == {"w0": (2, 0), "w1": (2, 0)}
+    assert turns.count == end + 1 and [turn.number for turn in turns.known] == [end], "what all know is forgotten"
+
+
 def test_a_step_that_a_rank_does_not_submit_is_named_and_ends_the_job_at_its_limit() -> None:
     job = _declared()
     _submit(job, "w0")

@@ -211,6 +211,20 @@ def test_staleness_is_what_the_base_lacks() -> None:
     assert found == [0, 0, 2, 1]
 
 
+def test_staleness_is_told_where_versions_no_longer_fit_in_their_field() -> None:
+    state, end = SyncerState("delayed"), 1 << 32
+    admitted(state, 1, "a")
+    for fragment in range(2):
+        state.receive(1, learner_number("a"), Header(Kind.PUSH, key=fragment))
+    state.versions[0] = end - 1
+    found, told = [], []
+    for step, base in ((1, end - 2), (2, end - 1), (3, end - 1)):
+        for effect in state.receive(1, learner_number("a"), Header(Kind.PUSH, key=0, step=step, plan=base)):
+            found += [effect.staleness] if isinstance(effect, Apply) else []
+            told += [effect.header.plan] if isinstance(effect, Answer) else []
+    assert found == [1, 1, 2] and told == [0, 1, 2]
+
+
 def test_another_learner_brings_the_values_if_the_first_is_lost() -> None:
     state = SyncerState("delayed")
     assert b'"bring":true' in admitted(state, 1, "a")[-1].body
