@@ -42,6 +42,12 @@ def freeze(model: nn.Module, how: str, number: int) -> None:
         parameter.requires_grad_(not any(name.startswith(each) for each in frozen or ()))
 
 
+def use(model: nn.Module, how: str, number: int) -> None:
+    """Which of the blocks take part in the step: "skips": the second in every other, and none in one."""
+    for place, block in enumerate(module for module in model.modules() if isinstance(module, Block)):
+        block.used = how != "skips" or not (number == 3 or (place == 1 and number % 2))
+
+
 POLICIES = {
     "bf16-reduce": MixedPrecisionPolicy(torch.bfloat16, torch.bfloat16),
     "bf16-params": MixedPrecisionPolicy(torch.bfloat16, torch.float32),
@@ -51,10 +57,11 @@ POLICIES = {
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
+        self.used = True
         self.up, self.down, self.norm = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH), nn.LayerNorm(WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(torch.relu(self.up(self.norm(x))))
+        return x + self.down(torch.relu(self.up(self.norm(x)))) if self.used else x
 
 
 def model_on(mesh: DeviceMesh, precision: str, how: str = "plain") -> nn.Sequential:
@@ -79,7 +86,8 @@ def model_on(mesh: DeviceMesh, precision: str, how: str = "plain") -> nn.Sequent
 
 def train(model: nn.Module, how: str) -> str:
     """how: "plain"; "accumulate": two backwards a step, the first without synchronization; "twice": both with; "clip"; "scaled": by a GradScaler, which skips
-    a step in which one rank overflows; "hooked": each parameter steps as soon as its gradient is there; or of ``FREEZES``."""
+    a step in which one rank overflows; "skips": some steps without some modules; "hooked": each parameter steps as soon as its gradient is
+    there; or of ``FREEZES``."""
     if how == "hooked":
         for parameter in model.parameters():
             parameter.register_post_accumulate_grad_hook(step_at_once)
@@ -98,6 +106,7 @@ def steps(model: nn.Module, optimizer: torch.optim.Optimizer, draw: torch.Genera
     loss, scaler = torch.zeros(()), torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=how == "scaled")
     for number in range(count):
         freeze(model, how, number)
+        use(model, how, number)
         for micro in range(2 if how in ("accumulate", "twice") else 1):
             x = torch.randn(8, 32, generator=draw)
             if how == "accumulate":

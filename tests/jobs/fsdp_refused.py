@@ -31,6 +31,17 @@ class Two(nn.Module):
         return self.second(self.first(x)) if self.used else self.first(x)
 
 
+class Reversed(nn.Module):
+    """Runs its layers in the reverse order of their registration."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.first(self.second(x))
+
+
 def backward(model: nn.Module, freeze: nn.Module | None = None) -> None:
     """freeze: between forward and backward."""
     model.zero_grad()
@@ -146,6 +157,13 @@ def main() -> None:
         backward(broken)
     took = hooks[-1]._gradients.take  # FSDP itself may reduce nothing any more after that
     told("raised", lambda: took(0, torch.zeros(20)))
+    turned = Reversed()
+    for layer in (turned.first, turned.second):
+        fully_shard(layer, mesh=nodes["shard"])
+    names = [name for name, _ in turned.named_parameters()]
+    psgc.fsdp_hook(turned, plan(*names, option=("flat.reduce_scatter", "flat.all_gather")))
+    backward(turned)
+    told("registered otherwise", lambda: turned(torch.ones(2, 4, requires_grad=True)).sum().backward())
     parted.used = psgc.rank() == 0
     told("a module of rank 0 alone", lambda: backward(parted))
 

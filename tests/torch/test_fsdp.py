@@ -12,6 +12,7 @@ HOWS = ("plain", "accumulate", "twice", "clip")
 ALL_HOWS = (*HOWS, "summed", "together")
 OWN = ("scaled", "hooked", "offloaded")  # what FSDP does with the mean at once, or what the optimizer does without
 FROZEN = ("thaws", "thaws-part", "freezes-part", "freezes", "by-turns")
+SKIPS = "skips"
 RESUMED = ("resumed", "went-on", "forgot")
 
 
@@ -20,7 +21,7 @@ def lines(job: Any, *arguments: str, **env: str) -> dict[tuple[str, str], list[l
     found = defaultdict(list)
     for text in job.said(*arguments, job="fsdp.py", PSGC_MIN_COMPRESS_BYTES="0", **env):
         for words in (line.split() for line in text.splitlines()):
-            if len(words) == 4 and words[1] in (*ALL_HOWS, *OWN, *FROZEN, *RESUMED):
+            if len(words) == 4 and words[1] in (*ALL_HOWS, *OWN, *FROZEN, SKIPS, *RESUMED):
                 found[words[0], words[1]].append(words[2:])
     return found
 
@@ -96,6 +97,16 @@ def test_parameters_may_be_frozen_and_trained_again_while_training_goes_on(make_
         assert lossy[1] == lossy[3] != native[1][0]
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16-reduce"])
+@pytest.mark.parametrize("servers", [1, 0])
+def test_steps_may_be_without_some_modules(make_job: Callable[..., Any], servers: int, precision: str) -> None:
+    found = lines(make_job(nodes=4, servers=servers), "--precision", precision, "--hows", SKIPS, "--codecs", "none", "int8")
+    assert len(found["native", SKIPS]) == 4
+    assert found["none", SKIPS] == found["native", SKIPS]
+    lossy = [digest for digest, _ in found["int8", SKIPS]]
+    assert lossy[0] == lossy[2] != found["native", SKIPS][0][0], "both nodes hold the same, and the codec was in use"
+
+
 @pytest.mark.parametrize("servers", [1, 0])
 def test_a_model_that_goes_on_from_a_state_takes_what_codecs_kept_along(make_job: Callable[..., Any], servers: int) -> None:
     found = lines(make_job(nodes=4, servers=servers), "--hows", "resumed", "--codecs", "onebit")
@@ -129,6 +140,10 @@ def test_what_it_cannot_average_is_told_in_a_line(make_job: Callable[..., Any]) 
         assert "gradients of 'second' of which some parameters are frozen now" in of_rank["frozen while gradients wait"]
         assert "reduced the gradients of 'first' twice in one backward" in of_rank["twice"]
         assert "the last backward raised after some gradients had left" in of_rank["raised"]
+        assert (
+            "'second' come after those of a module that is registered before it, for whose mean FSDP waits"
+            in of_rank["registered otherwise"]
+        )
         assert of_rank["unused and told"] == of_rank["a module that nobody uses"] == "nothing"
     assert told[0]["a module of rank 0 alone"] == "nothing"
     assert "this rank's backward had no gradients of 'second', and another replica's had" in told[1]["a module of rank 0 alone"]

@@ -21,6 +21,7 @@ import torch
 
 from psgc.errors import UsageError
 from psgc.layout import Bucket, BucketSpec, TensorSpec
+from psgc.program.order import is_issued
 from psgc.torch.ddp.parameters import ModelParameters
 from psgc.torch.ddp.told import add_model
 from psgc.torch.fsdp.planned import Way
@@ -119,11 +120,19 @@ class FsdpGradients(FrontEnd[FilledBucket]):
             if begins:  # before any hook waits: without servers, what is declared before it must leave before it
                 self._skip(self._frozen)
             bucket = self._bucket(unit)
+            if unit in self._absent:
+                raise UsageError(
+                    f"fsdp_hook: the gradients of {its.name!r} come after those of a module that is registered before it, for whose mean FSDP waits; "
+                    f"where ranks exchange among themselves such modules come in the reverse order of their registration: change it, or give the job "
+                    f"servers"
+                )
             if bucket.ticket is not None:
                 raise UsageError(
                     f"fsdp_hook: FSDP reduced the gradients of {its.name!r} twice in one backward; run the model once in each, or under no_sync"
                 )
             waits = its.waits(gradients)
+            if waits:
+                self._skip(self._held_back_by(unit))
             exchange.observer.ready(f"{its.name}@{self._shard}", gradients)
             bucket.put(0, gradients)
             exchange.submit(bucket)
@@ -149,6 +158,16 @@ class FsdpGradients(FrontEnd[FilledBucket]):
         exchange.observer.delivered()
         self.steps += 1
         exchange.deliver()
+
+    def _held_back_by(self, unit: int) -> list[int]:
+        """Units whose transfers among ranks come before this one's, and that have not left. Backward has passed them by."""
+        if not self._among_ranks(unit):
+            return []
+        later = range(len(self._units) - 1, unit, -1)
+        return [each for each in later if self._slices[each] is not None and self._bucket(each).ticket is None and self._among_ranks(each)]
+
+    def _among_ranks(self, unit: int) -> bool:
+        return any(map(is_issued, self._bucket(unit).bucket.option))
 
     def _skip(self, units: Sequence[int]) -> None:
         """Take part in what the other replicas may have of these."""
