@@ -23,6 +23,7 @@ from psgc.diagnostics.report import Report
 from psgc.launch.supervision.blame import Account, Blame, Weight
 from psgc.launch.supervision.child import Child, live_groups
 from psgc.launch.supervision.ending import Ending, Patience
+from psgc.launch.supervision.ends import Ends
 from psgc.launch.supervision.guard import Guard
 from psgc.launch.supervision.keeper import Keeper
 from psgc.launch.supervision.noting_relay import NotingRelay
@@ -36,10 +37,6 @@ from psgc.processes.descriptors import raise_limit
 TURN_S: Final = 0.1  # polling interval for events without a signal: a group's last process is gone, a signal is due
 DRAIN_S: Final = 1.0  # how long to wait for the end of output if a process outside the groups holds a pipe open
 UNKILLABLE_S: Final = 10.0  # a process in the middle of a system call that does not return (a dead file server) outlives SIGKILL
-POISON: Final = (
-    3  # processes that follow one another as one server, each of which ends within POISON_S of the one before without completing a step
-)
-POISON_S: Final = 60.0
 HANDLED_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -62,7 +59,7 @@ class Supervisor:
         self.children: list[Child] = []
         self._former: list[Child] = []  # processes in whose place others have been started
         self._spared, self._spares = Spared(), Spares()
-        self._ends: dict[int, list[float]] = {}  # by child's number, when processes of it ended since one completed a step
+        self._ends: dict[int, Ends] = {}  # by child's number
         self.blame = Blame()
         self._selector = selectors.DefaultSelector()
         self._failing = False  # a fault has come, and everyone is being ended
@@ -243,7 +240,7 @@ class Supervisor:
             elif report.event == "saved":
                 self._saving.discard(report.child)
             elif report.event == "stepped":
-                self._ends.pop(report.child, None)
+                self._ends.setdefault(report.child, Ends()).stepped()
                 self._fill_spares()
                 self._spared.returning.discard(report.child)
             elif self._spared.heeds(report):
@@ -332,12 +329,8 @@ class Supervisor:
             return False
         if child.estate and not account.begun:  # one that has not come so far as to join would not come further
             return False
-        now = time.monotonic()
-        ends = self._ends[number] = [when for when in self._ends.get(number, ()) if now - when < POISON_S] + [now]
-        if len(ends) > POISON:
-            self.say(
-                f"{child.name} has ended {len(ends)} times in {now - ends[0]:.0f} s and {child.unmet} in between, so it is not started again"
-            )
+        if so_often := self._ends.setdefault(number, Ends()).another(time.monotonic()):
+            self.say(f"{child.name} has ended {so_often} and {child.unmet} in between, so it is not started again")
             return False
         assert child.start_again is not None
         try:
