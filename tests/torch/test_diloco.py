@@ -399,6 +399,22 @@ def test_what_was_frozen_and_is_trained_later_is_refused_before_the_next_exchang
         outside.finish()
 
 
+def test_what_was_trained_and_is_frozen_later_is_refused_before_momentum_moves_it(alone: None) -> None:
+    own = model()
+    inner = torch.optim.SGD(own.parameters(), lr=0.1)
+    outside = psgc.DiLoCo(own, inner, every=2)
+    frozen = own.get_parameter("2.weight").requires_grad_(False)
+    was = frozen.clone()
+    inner.step()
+    with pytest.raises(
+        UsageError, match=r"'2.weight' is frozen now, and was trained when DiLoCo was made.*call finish\(\) before it is frozen"
+    ):
+        inner.step()
+    assert torch.equal(frozen, was)
+    frozen.requires_grad_(True)
+    outside.finish()
+
+
 @pytest.mark.parametrize("codec", ["int4", lambda name, parameter: "int4", "powersgd"])
 def test_a_codec_that_cannot_carry_the_parameters_is_refused_when_it_is_made(alone: None, codec: Any) -> None:
     own = nn.Linear(400, 400).double()

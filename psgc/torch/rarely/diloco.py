@@ -46,7 +46,7 @@ class DiLoCo:
 
     Every rank makes it, with the same model and numbers; rank 0's parameters and buffers are then everyone's. Every rank must take as many steps; one
     that a GradScaler skips counts. Leaving the block without an error exchanges what was done since the last exchange, so that all ranks end with the same
-    parameters; without a block, ``finish()`` does. Another block of the same object goes on. Parameters that are frozen when it is made are to stay frozen.
+    parameters; without a block, ``finish()`` does. Another block of the same object goes on. Which parameters are frozen does not change.
     Where each rank holds pieces of parameters (FSDP2), ``init(mesh=..., dim=...)`` first says which ranks hold the same ones, and exchange.
 
     outer:     "nesterov:lr=0.7,momentum=0.9" (DiLoCo's), "average" (LocalSGD), or a function that makes an optimizer of the outer parameters. Its state is

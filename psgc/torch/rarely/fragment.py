@@ -118,18 +118,24 @@ class Fragment:
 
 
 class Frozen:
-    """The parameters of a model that are in no fragment, since they were frozen when fragments were made. by: whose they are, for errors."""
+    """Which parameters of a model are frozen, and in no fragment, which does not change. by: whose fragments they are, for errors."""
 
     def __init__(self, model: torch.nn.Module, by: str) -> None:
-        self._by, self._parameters = by, [(name, each) for name, each in model.named_parameters() if not each.requires_grad]
+        self._by, self._parameters = by, [(name, each, each.requires_grad) for name, each in model.named_parameters()]
 
     def check(self) -> None:
-        """Raise UsageError for one that is trained now: nobody would exchange it."""
-        for name, parameter in self._parameters:
-            if parameter.requires_grad:
+        """Raise UsageError for one that is trained now, which nobody would exchange, and for one that is frozen now, which would go on moving."""
+        by = self._by
+        for name, parameter, trained in self._parameters:
+            if parameter.requires_grad and not trained:
                 raise UsageError(
-                    f"{self._by}: parameter {name!r} is trained now, and was frozen when {self._by} was made, so that it is in no fragment and would not be "
-                    f"exchanged; train it from the start, or call finish() first, and make another {self._by}"
+                    f"{by}: parameter {name!r} is trained now, and was frozen when {by} was made, so that it is in no fragment and would not be "
+                    f"exchanged; train it from the start, or call finish() first, and make another {by}"
+                )
+            if trained and not parameter.requires_grad:
+                raise UsageError(
+                    f"{by}: parameter {name!r} is frozen now, and was trained when {by} was made, so that it is in a fragment, whose exchanges and outer "
+                    f"momentum would move it; call finish() before it is frozen, and make another {by}"
                 )
 
 
