@@ -28,6 +28,7 @@ NAMES: Final = {
     "psgc decoupled slow": "the same, one learner ten times slower",
     "psgc decoupled killed": "the same, one learner killed after a quarter of its steps",
 }
+AT_ONCE: Final = {"ddp", "torchft streaming", "psgc streaming none", "psgc streaming", "psgc decoupled"}  # travel while they compute
 HIGHEST: Final = 3.4  # of the losses that are drawn: the first steps of some are far above all others
 DRAWN: Final = (
     "ddp",
@@ -78,16 +79,27 @@ def scatter(values: Sequence[float]) -> str:
 
 
 def tables(runs: Iterable[Run]) -> str:
-    """One in Markdown for each number of learners and steps. Seconds: the median of the seeds. Loss, bytes and memory: over links without a limit, where
-    there are such runs: a link changes nothing but where nobody waits for anybody."""
+    """One in Markdown for each number of learners and steps. Seconds: the median of the seeds; over links on which a system was not run, at least so many
+    (``least_seconds``). Loss, bytes and memory: over links without a limit, where there are such runs: a link changes nothing but where nobody waits for
+    anybody."""
     groups: dict[tuple[int, int, int], list[Run]] = {}
     for run in runs:
         groups.setdefault((run.learners, run.steps, run.every), []).append(run)
-    return "\n\n".join(_table(*key, groups[key]) for key in sorted(groups))
+    links = sorted({run.mbit for group in groups.values() for run in group}, key=lambda mbit: (mbit > 0, -mbit))
+    return "\n\n".join(_table(*key, links, groups[key]) for key in sorted(groups))
 
 
-def _table(learners: int, steps: int, every: int, runs: Sequence[Run]) -> str:
-    links = sorted({run.mbit for run in runs}, key=lambda mbit: (mbit > 0, -mbit))
+def least_seconds(system: str, runs: Sequence[Run], mbit: float) -> float | None:
+    """What runs without a limit would take at least over such a link: computation, and what its bytes take; the longer of both where bytes travel while it
+    computes. Delays and messages come on top. None where there are no such runs, or where the time is that of one learner of many."""
+    free = [run for run in runs if not run.mbit]
+    if not free or system.endswith((" slow", " killed")):
+        return None
+    computes, travels = statistics.median(run.seconds for run in free), statistics.median(run.sent_bytes for run in free) * 8e-6 / mbit
+    return max(computes, travels) if system in AT_ONCE else computes + travels
+
+
+def _table(learners: int, steps: int, every: int, links: Sequence[float], runs: Sequence[Run]) -> str:
     seeds = len({run.seed for run in runs})
     lines = [
         f"{learners} learners, {steps} steps, every {every}; {seeds} seed{'s' if seeds > 1 else ''}:",
@@ -104,7 +116,8 @@ def _table(learners: int, steps: int, every: int, runs: Sequence[Run]) -> str:
         cells = []
         for mbit in links:
             seconds = [run.seconds for run in own if run.mbit == mbit]
-            cells.append(f"{statistics.median(seconds):.0f}" if seconds else "")
+            least = least_seconds(system, own, mbit) if mbit else None
+            cells.append(f"{statistics.median(seconds):,.0f}" if seconds else "" if least is None else f"≥ {least:,.0f}")
         free = [run for run in own if not run.mbit] or own
         losses = [run.loss for run in free]
         sent = statistics.median(run.sent_bytes for run in free) / 1e6

@@ -77,13 +77,14 @@ def stored(system: str, seed: int = 0, mbit: float = 0.0, *, loss: float, second
     return json.dumps({"of": json.dumps([system, asdict(job), "a machine"]), "row": asdict(row)})
 
 
-def test_the_report_has_means_over_seeds_and_seconds_over_each_link(
+def test_the_report_has_means_over_seeds_and_seconds_over_each_link_or_their_least(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     results = tmp_path / "far.jsonl"
     lines = [stored("torchft", seed, loss=loss) for seed, loss in enumerate((2.0, 3.0, 4.0))]
     lines += [stored("torchft", mbit=10.0, loss=9.0, seconds=91.0), stored("torchft", mbit=100.0, loss=9.0, seconds=40.0)]
-    lines += [stored("psgc int4", loss=2.5, sent=1_000_000), stored("psgc int4", 1, loss=2.7, sent=1_000_000)]
+    lines += [stored("psgc int4", loss=2.5, sent=25_000_000), stored("psgc int4", 1, loss=2.7, sent=25_000_000)]
+    lines += [stored(system, loss=2.5, sent=50_000_000) for system in ("psgc streaming", "psgc decoupled slow")]
     results.write_text("\n".join(lines))
     monkeypatch.setattr(sys, "argv", ["far_apart.py", "--results", str(results), "--report"])
     script.main()
@@ -92,7 +93,9 @@ def test_the_report_has_means_over_seeds_and_seconds_over_each_link(
     assert told[2] == "| | seconds | at 100 Mbit/s | at 10 Mbit/s | sent by a host, MB | a learner's memory, MB | validation loss |"
     assert told[4:] == [
         "| torchft's DiLoCo, as by default | 30 | 40 | 91 | 5 | 7 | 3.000 ± 1.000 |",
-        "| int4 | 30 |  |  | 1 | 7 | 2.600 ± 0.141 (2 seeds) |",
+        "| int4 | 30 | ≥ 32 | ≥ 50 | 25 | 7 | 2.600 ± 0.141 (2 seeds) |",
+        "| int4, 5 fragments, delay 5, mix 0.5 | 30 | ≥ 30 | ≥ 40 | 50 | 7 | 2.500 (1 seed) |",
+        "| the same, one learner ten times slower | 30 |  |  | 50 | 7 | 2.500 (1 seed) |",
     ]
 
 
