@@ -86,6 +86,16 @@ def test_a_layout_goes_to_the_servers_first_and_to_workers_when_all_servers_are_
     assert job.say("s0", Kind.KEYS_READY, plan=3) == [], "a layout that never was"
 
 
+def test_more_names_than_keys_have_room_for_end_the_job_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("psgc.scheduler.rendezvous.MAX_LAYOUTS", 3)
+    job = complete(nodes=1)
+    for number in range(2):
+        assert sent(job.declare("w0", declaration(f"push_pull.{number}")), Kind.KEYS)
+    assert "'push_pull.2' is name number 3, at most 2 can be declared; use names again" in aborted(
+        job.declare("w0", declaration("push_pull.2"))
+    )
+
+
 def test_a_declaration_said_again_counts_once_and_is_answered_again() -> None:
     job = complete()
     body = declaration()
