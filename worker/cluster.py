@@ -207,6 +207,9 @@ class ClusterSession(SessionWithOutcome):
         check_value(name)
         self._network.look_up(name, then)
 
+    def give_up_lookup(self, name: str, then: Callable[[bytes], None]) -> None:
+        self._network.give_up_look_up(name, then)
+
     def lookup(self, name: str) -> bytes:
         self.check()
         check_value(name)

@@ -142,6 +142,9 @@ class Network(threading.Thread):
         """Call ``then`` in the network thread with a published value once it is there; never if the job fails before."""
         self._ask(self._coordinator.requests.look_up, name, then)
 
+    def give_up_look_up(self, name: str, then: Callable[[bytes], None]) -> None:
+        self._ask(self._coordinator.requests.give_up_look_up, name, then)
+
     def _ask(self, call: Callable[..., None], *args: Any) -> None:
         """Call it in this thread, unless the job has failed."""
         self.mailbox.put(lambda: None if self.outcome.failed else call(*args))

@@ -142,6 +142,9 @@ class PartSession(Session):
     def lookup_soon(self, name: str, then: Callable[[bytes], None]) -> None:
         self._job.lookup_soon(self._name(name), then)
 
+    def give_up_lookup(self, name: str, then: Callable[[bytes], None]) -> None:
+        self._job.give_up_lookup(self._name(name), then)
+
     # the job's
 
     def wait(self, tickets: Iterable[Ticket]) -> None:

@@ -130,6 +130,14 @@ class Requests:
             self._send(Kind.LOOKUP, lookup.body, plan=lookup.request)
         lookup.then.append(then)
 
+    def give_up_look_up(self, name: str, then: Callable[[bytes], None]) -> None:
+        """``then`` is not to be called any more. What nobody waits for is not asked for again on a new connection."""
+        lookup = self._lookups.get(name)
+        if lookup is not None and then in lookup.then:
+            lookup.then.remove(then)
+            if not lookup.then:
+                del self._lookups[name]
+
     def looked_up(self, published: Published) -> None:
         lookup = self._lookups.pop(published.name, None)
         for then in lookup.then if lookup is not None else ():

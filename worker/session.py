@@ -206,6 +206,9 @@ class Session(ABC):
         """Call ``then``, in one of psgc's threads, with a published value once it is there; never if the job fails before."""
         then(self.lookup(name))
 
+    def give_up_lookup(self, name: str, then: Callable[[bytes], None]) -> None:  # noqa: B027 - where lookup_soon waits, nothing is left to be given up
+        """Do not call ``then`` any more, which ``lookup_soon`` was given."""
+
     @property
     def synchronised(self) -> bool:
         """Whether gradients, or tensors for push_pull, have been declared. Broadcasts do not count."""

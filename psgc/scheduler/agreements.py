@@ -183,7 +183,9 @@ class Agreements:
         turns = self.submissions.submitted(member.rank, Use(header.key, header.step), received, name, now)
         peers = {m.rank: m.peer for m in self._roster.workers()} if turns else {}
         new = dict.fromkeys(turn for _, turn in turns if turn.number >= before)
-        told = (self._post.send(peers[rank], Kind.TURN, plan=cut(turn.number), key=turn.use.key, step=turn.use.step) for rank, turn in turns)
+        told = (
+            self._post.send(peers[rank], Kind.TURN, plan=cut(turn.number), key=turn.use.key, step=turn.use.step) for rank, turn in turns
+        )
         return [*(Keep(Turned(turn.number, *turn.use)) for turn in new), *told]
 
     def _publish(self, member: Member, header: Header, published: Published) -> list[Action]:

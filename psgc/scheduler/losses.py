@@ -147,9 +147,15 @@ class Losses:
     def _living(self) -> list[Member]:
         return [member for member in self._roster.workers() if not member.away and member.gone is None]
 
+    def left(self, worker: Member) -> list[Action]:
+        """A worker has left in order: it gives no state any more."""
+        return self._fail_of(worker.rank)
+
     def _fail_of(self, giver: int) -> list[Action]:
         """The process of a rank that gave others its state has ended: tell these, and they ask again."""
         takers = set(self._handovers.fail(giver))
+        for taker in takers:
+            self._agreements.values.give_up(taker)  # where the giver was to listen
         return [self._post.send(m.peer, Kind.STATE, plan=giver, key=1) for m in self._roster.workers() if m.rank in takers]
 
     def _tell(self, text: str, teller: Member) -> list[Send]:

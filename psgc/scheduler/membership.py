@@ -231,7 +231,10 @@ class Membership(Job):
             return [End(0, "")] if all(m.left for m in self.roster) else []
         if member.register.role == "server":
             return self.abort(f"{member.label} left while workers still run; look at its log", now)
-        return self._end(now) if self.all_away else self._deserted(now)
+        if self.all_away:
+            return self._end(now)
+        failed = self.losses.left(member) if self.losses is not None else []
+        return [*failed, *self._deserted(now)]
 
     def _end(self, now: float) -> list[Action]:
         """No worker is left: the servers end."""

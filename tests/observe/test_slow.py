@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -370,6 +371,34 @@ def test_the_thread_that_trains_is_seen_to_rest_also_while_it_does() -> None:
         during = rest.rested_s(1e12)
     assert during > 1e6
     assert 0 <= rest.rested_s(1e12) < 1e6
+
+
+def test_who_waits_in_the_trainers_stead_lets_it_rest_and_is_kept_for_it() -> None:
+    """As autograd's thread at backward's end, on a GPU."""
+    rest, waits, go_on, over = Rest(), threading.Event(), threading.Event(), threading.Event()
+
+    def wait() -> None:
+        with rest.in_trainers_stead(), rest.resting():
+            waits.set()
+            go_on.wait()
+        over.set()
+
+    assert not rest.keep(rest.trains)
+    threads = [threading.Thread(target=wait) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    waits.wait()
+    assert rest.rests(rest.trains) and rest.rested_s(1e12) > 1e6
+    assert rest.keep(rest.trains)
+    go_on.set()
+    assert not over.wait(0.05), "kept where it is"
+    rest.let_go(rest.trains)
+    for thread in threads:
+        thread.join()
+    assert over.is_set() and not rest.rests(rest.trains)
+    assert 0.05 <= rest.rested_s(1e12) < 1e6
+    with rest.resting():
+        assert rest.rests(threading.get_ident())
 
 
 LAYOUT = build_layout(

@@ -171,6 +171,22 @@ def test_who_was_admitted_but_finds_nobody_with_the_state_hears_that_it_is_too_l
     assert set(sent(die(job, 1, 2), Kind.BYE)) == {"s0"}
 
 
+def test_a_giver_that_leaves_gives_no_more_and_what_was_looked_up_of_it_ends_nothing(job: Followed) -> None:
+    die(job, 1)
+    job.join("w1b", of(1, 2))
+    states = sent(job.say("w1b", Kind.STATE), Kind.STATE)
+    assert states["w0"].plan == 1 and states["w1b"].plan == 0
+    job.say("w1b", Kind.LOOKUP, Lookup("state 1/0"), plan=7)
+    said = job.say("w0", Kind.BYE)
+    assert sent(said, Kind.STATE)["w1b"].plan == 0, "it asks again"
+    again = sent(job.say("w1b", Kind.STATE, plan=1), Kind.STATE)
+    assert again["w2"].plan == 1
+    job.say("w1b", Kind.LOOKUP, Lookup("state 2/2"), plan=8)
+    said = job.say("w2", Kind.BYE)
+    assert end_of(said) is None and not sent(said, Kind.ABORT)
+    assert TOO_LATE in sent(job.say("w1b", Kind.STATE, plan=2), Kind.ABORT)["w1b"]["text"]
+
+
 def test_when_nobody_is_left_who_has_the_state_the_job_ends_with_a_line(job: Followed) -> None:
     die(job, 1)
     die(job, 2)

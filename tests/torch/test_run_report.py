@@ -11,6 +11,7 @@ from psgc.config import Config
 from psgc.layout import Declaration, TensorSpec, build_layout
 from psgc.torch.session import run_report
 from psgc.torch.session.run_report import RunReport, described
+from psgc.worker.rest import Rest
 
 
 class Clock:
@@ -32,6 +33,7 @@ class Job:
         self.config = Config(root_host="somewhere", root_port=1, nodes=2, **config)
         self.wait_s, self.waited_s = 0.0, 0.0
         self.trace = self.figures = None
+        self.rest = Rest()
         self.counted = {"gradient_bytes": 0, "uncompressed_bytes": 0, "slowest_rank": -1}
 
     def wait(self, tickets: Any) -> None:

@@ -31,3 +31,18 @@ def test_numbers_of_requests_begin_again_where_their_field_ends() -> None:
     for name in ("a", "b", "c"):
         requests.publish(name, b"")
     assert said == [(1 << 32) - 1, 0, 1]
+
+
+def test_what_nobody_looks_up_any_more_is_not_asked_for_again() -> None:
+    said: list[tuple[Kind, int]] = []
+    requests, found = Requests(lambda kind, *_, plan, **__: said.append((kind, plan))), list[bytes]()
+    first, second = found.append, found.clear
+    requests.look_up("there", first)
+    requests.look_up("there", lambda _: second())
+    requests.look_up("nowhere", first)
+    requests.give_up_look_up("nowhere", first)
+    requests.give_up_look_up("nowhere", first)
+    requests.give_up_look_up("there", first)
+    said.clear()
+    requests.say_again()
+    assert said == [(Kind.LOOKUP, 1)], "somebody still waits for it"

@@ -86,7 +86,6 @@ class Elastic:
         self._stuck_since: float | None = None
         self._changing = True  # by the script: from the optimizer's step to the next beginning, but where it rests
         self._updating = False  # in the optimizer's step
-        self._trainer = 0  # the thread whose loop it is
         self._taken: Handover | None = None  # the last one of which this rank was told that it takes it
         self._given: dict[int, int] = {}  # by the rank that takes, the newest handover's number; the scheduler says each again and again
         self._begun = self._has_stepped = False
@@ -110,7 +109,7 @@ class Elastic:
         After the last one all ranks meet. Raises UsageError where it is called twice."""
         if self._begun:
             raise UsageError(f"{WHOSE}.steps() was gone through before; do what comes between two parts of a training inside the one loop")
-        self._begun, self._trainer = True, threading.get_ident()
+        self._begun, self._session.rest.trains = True, threading.get_ident()
         self._attendance = Attendance(self._session, self._session.config.on_worker_loss == "shrink", self._scale_lr)
         taken = self._join()
         first = 0 if taken is None else taken.step
@@ -210,7 +209,7 @@ class Elastic:
         rest, kept = self._session.rest, False
         with self._changed:
             while self._changing and self._beginning is not None:
-                if not self._updating and (kept := rest.keep(self._trainer)):
+                if not self._updating and (kept := rest.keep(rest.trains)):
                     break
                 self._see_stuck(of)
                 self._changed.wait(POLL_S)
@@ -224,11 +223,11 @@ class Elastic:
                 self._readers -= 1
                 self._changed.notify_all()
             if kept:
-                rest.let_go(self._trainer)
+                rest.let_go(rest.trains)
 
     def _see_stuck(self, of: int) -> None:
         """An optimizer that synchronizes in the middle of its update waits for a dead rank, whose successor waits for what comes of the update."""
-        if not (self._updating and self._session.rest.rests(self._trainer)):
+        if not (self._updating and self._session.rest.rests(self._session.rest.trains)):
             self._stuck_since = None
         elif self._stuck_since is None:
             self._stuck_since = time.monotonic()

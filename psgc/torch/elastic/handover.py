@@ -40,10 +40,15 @@ class _Quiet:
     def lookup(self, name: str) -> bytes:
         """As the session's, until the handover is given up."""
         found: list[bytes] = []
-        self._session.lookup_soon(name, found.append)
-        while not found:
-            self.check()
-            time.sleep(POLL_S)
+        keep = found.append
+        self._session.lookup_soon(name, keep)
+        try:
+            while not found:
+                self.check()
+                time.sleep(POLL_S)
+        finally:
+            if not found:  # else it would be asked for again on each new connection, though nobody will publish it
+                self._session.give_up_lookup(name, keep)
         return found[0]
 
     def tell_broken(self, text: str) -> None:

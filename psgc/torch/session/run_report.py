@@ -75,7 +75,8 @@ class RunReport:
         began = time.monotonic()
         if self._session.figures is not None:
             self._session.figures.waits(began, counts=bool(self._steps_of(name).count))
-        self._session.wait(tickets)
+        with self._session.rest.in_trainers_stead():  # backward's end may be in a thread of autograd's
+            self._session.wait(tickets)
         self.waited(name, time.monotonic() - began)
 
     def waited(self, name: str, waited_s: float, rested: bool = True) -> None:
