@@ -36,11 +36,17 @@ class Admission:
         register = self._job.roster.known_as(register)
         if self._job.roster.has_left(register, self._job.over is not None):
             return [self._await_the_end(peer, register, now)]
+        new = not self._job.roster.knows(peer)
         known = self._job.roster.returns(peer, register, now)
         if known is not None and known.absent and self._job.losses is not None:
             return [self._job.losses.turn_away(known, peer)]
+        if known is not None and self._job.agreements is None:
+            return []
         if known is not None:
-            return [self._job.topology(known), *self._job.layouts_again(known)] if self._job.agreements is not None else []
+            kept = (
+                [Keep(Joined.of(peer, known.register))] if new else []
+            )  # what it says to another process may come before its registration
+            return [*kept, self._job.topology(known), *self._job.layouts_again(known)]
         former = self._job.roster.former(register)
         if former is not None:
             return self._succeeded(former, peer, register, now)

@@ -35,7 +35,8 @@ def resume(job: Job, written: Iterable[Record], now: float) -> None:
     for record in written:
         if isinstance(record, Joined):
             peer, register = record.read()
-            job.roster.add(Member(peer, register, now))
+            if job.roster.returns(peer, register, now) is None:
+                job.roster.add(Member(peer, register, now))
         elif isinstance(record, Complete):
             if not job.roster.has_all_but_standbys:
                 raise RemoteProtocolError("a journal in which somebody is missing of a job that was complete")

@@ -37,7 +37,8 @@ class Sealed:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A member of the complete job, in the order in which they registered. peer: its connection's name, in hexadecimal; register: as it said it."""
+    """A member of the complete job, in the order in which they registered; or another name of one. peer: its connection's name, in hexadecimal; register: as
+    it said it."""
 
     peer: str
     register: dict[str, Any]

@@ -66,6 +66,22 @@ def test_a_member_is_known_by_its_connection_before_it_registers_again(job: Foll
     assert "everyone is already there" in refused(job.join("w9", register(node=1, pid=9)), ErrorCode.NOT_ADMITTED)
 
 
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_member_is_known_by_its_connection_though_it_was_admitted_by_an_older_one(anew: bool) -> None:
+    """The message of a connection that another one had replaced: the answer is lost, and what the member says to the next process may come before it
+    registers there."""
+    job = Followed(2, 1, anew=anew)
+    for peer, each in (("s0", register("server", 0, index=0)), ("w0", register(node=0)), ("\0w1", register(node=1))):
+        job.note(job.join(peer, each))
+    job.note(job.join("w1", register(node=1)))
+    for _ in range(2):
+        job.follow()
+        assert sent(job.say("w1", Kind.HEARTBEAT), Kind.HEARTBEAT)
+    written = len(job.written)
+    job.note(job.join("w1", register(node=1)))
+    assert len(job.written) == written, "on further connections nothing is new"
+
+
 def test_layouts_keep_their_numbers_and_those_that_servers_had_are_not_prepared_again(job: Followed) -> None:
     laid_out(job, "first")
     job.note(job.say("s0", Kind.KEYS_READY, plan=1))
