@@ -21,10 +21,12 @@ steps, by an outer step of SGD with Nesterov momentum (lr 0.7, momentum 0.9). Al
     psgc decoupled    learners around a syncer, int4; "decoupled slow": learner 1 takes ten times as long for a step; "decoupled killed": it is gone
                       after a quarter of its steps. Their figures are of the other learners.
 
-"sent" is what one host sent over its link in the whole run, connecting included; "loss" is that of validation, in nats a byte, after the last exchange;
-"memory" what a learner's process holds after its last step, before the last exchange, beyond what it held before the model was made (proportional set
-size). Seconds are those of training, the last exchange included,
-and without those of ``--curve``, whose points (tokens of all learners, seconds, loss of learner 0) are in the document of ``--json`` and in ``--results``.
+"sent" is what one host sent over its link in the whole run, connecting included; "loss" is that of validation, in nats a byte, after the last exchange.
+torchft's block ends without one, and four of its five fragments have had steps since theirs: there it is the loss of the learners' mean. "memory" is what
+a learner's process holds after its last step, before the last exchange, beyond what it held before the model was made (proportional set size); servers
+and syncers are processes of their own. Seconds are from when a learner, with torch imported, begins to meet its peers to when it has left them, the last
+exchange included, and without those of ``--curve``, whose points (tokens of all learners, seconds, loss of learner 0) are in the document of ``--json``
+and in ``--results``.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ from typing import Any, Final
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(1, str(Path(__file__).resolve().parent.parent / "examples"))
 
-from far_apart_report import draw, run_of, tables
+from far_apart_report import draw, runs_of, tables
 from slow_links import interface_bytes
 from testbed import Member, Testbed, TestbedError, everywhere, psgc_job, run_members
 
@@ -63,6 +65,7 @@ CONTEXT: Final = 128
 TOKEN: Final = "of-this-benchmark"
 SLOWER: Final = 10
 FRAGMENTS: Final = 5  # of what is called streaming
+UNFINISHED: Final = "torchft streaming"  # ends between two exchanges
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +263,8 @@ def work(system: str, job: Job, folder: Path) -> None:
     took, moved, held = time.monotonic() - learner.began - learner.paused, interface_bytes()[0] - sent, learner.held - learner.held_before
     measured = {"seconds": took, "sent_bytes": moved, "memory_bytes": held, "loss": validation_loss(model), "curve": learner.curve}
     (folder / f"{number}.json").write_text(json.dumps(measured))
+    if system == UNFINISHED:
+        torch.save(model.state_dict(), folder / f"{number}.pt")
 
 
 # in the benchmark's own process
@@ -291,10 +296,21 @@ def measure(system: str, job: Job) -> Row:
         if status:
             raise TestbedError(f"{system}: the job ended with status {status}; what it said is above")
         found = [json.loads((folder / f"{learner}.json").read_text()) for learner in counted]
+        loss = of_the_mean(job, folder) if system == UNFINISHED else sum(one["loss"] for one in found) / len(found)
     return Row(
-        system, job.steps, max(one["seconds"] for one in found), max(one["sent_bytes"] for one in found), sum(one["loss"] for one in found) / len(found),
+        system, job.steps, max(one["seconds"] for one in found), max(one["sent_bytes"] for one in found), loss,
         max(one["memory_bytes"] for one in found), tuple(tuple(point) for point in found[0]["curve"]),
     )  # fmt: skip
+
+
+def of_the_mean(job: Job, folder: Path) -> float:
+    """The validation loss of the mean of the learners' parameters."""
+    import torch
+
+    states = [torch.load(folder / f"{learner}.pt") for learner in range(job.learners)]
+    model, _ = model_and_optimizer(job.seed)
+    model.load_state_dict({name: torch.stack([state[name] for state in states]).mean(0) for name in states[0]})
+    return validation_loss(model)
 
 
 def _around_a_syncer(bed: Testbed, command: list[str], own: dict[str, str], learners: int) -> list[Member]:
@@ -344,7 +360,7 @@ def known(path: Path | None) -> dict[str, Row]:
 def report(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     if options.results is None or not options.results.exists():
         parser.error(f"--report: expected --results and a file of finished runs, got {options.results}")
-    runs = [run_of(json.loads(line)) for line in options.results.read_text().splitlines()]
+    runs = runs_of(options.results.read_text())
     print(tables(runs))
     if options.plot is not None:
         try:

@@ -71,6 +71,12 @@ def run_of(document: dict[str, Any]) -> Run:
     )  # fmt: skip
 
 
+def runs_of(text: str) -> list[Run]:
+    """Of all lines of results; of the same run, on another day or machine, the last."""
+    runs = map(run_of, map(json.loads, text.splitlines()))
+    return list({(run.system, run.learners, run.steps, run.every, run.mbit, run.delay_ms, run.seed): run for run in runs}.values())
+
+
 def scatter(values: Sequence[float]) -> str:
     """Mean and standard deviation, if there are several."""
     if len(values) == 1:

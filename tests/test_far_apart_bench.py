@@ -81,7 +81,7 @@ def test_the_report_has_means_over_seeds_and_seconds_over_each_link_or_their_lea
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     results = tmp_path / "far.jsonl"
-    lines = [stored("torchft", seed, loss=loss) for seed, loss in enumerate((2.0, 3.0, 4.0))]
+    lines = [stored("torchft", 0, loss=9.0), *(stored("torchft", seed, loss=loss) for seed, loss in enumerate((2.0, 3.0, 4.0)))]
     lines += [stored("torchft", mbit=10.0, loss=9.0, seconds=91.0), stored("torchft", mbit=100.0, loss=9.0, seconds=40.0)]
     lines += [stored("psgc int4", loss=2.5, sent=25_000_000), stored("psgc int4", 1, loss=2.7, sent=25_000_000)]
     lines += [stored(system, loss=2.5, sent=50_000_000) for system in ("psgc streaming", "psgc decoupled slow")]
@@ -121,7 +121,7 @@ def test_what_cannot_be_reported_is_wrong_usage_in_one_line(
 
 def test_the_documented_table_is_that_of_the_stored_results() -> None:
     results = Path(script.__file__).with_name("far_apart.jsonl")
-    found = script.tables([script.run_of(json.loads(line)) for line in results.read_text().splitlines()])
+    found = script.tables(script.runs_of(results.read_text()))
     page = (results.parent.parent / "docs" / "far-apart.md").read_text()
     rows = [line for line in found.splitlines() if line.startswith("| ")]
     missing = [row for row in rows if row not in page]
