@@ -249,7 +249,7 @@ def work(system: str, job: Job, folder: Path) -> None:
     torch.set_num_threads(1)
     number, addresses = int(os.environ["TESTBED_HOST"]), os.environ["TESTBED_ADDRESSES"].split(",")
     kind, _, how = system.partition(" ")
-    slow, killed = (number == 1 and how.endswith(word) for word in (" slow", " killed"))
+    slow, killed = (number == 1 and system.endswith(word) for word in (" slow", " killed"))
     learner = Learner(job, number, SLOWER if slow else 1, max(1, job.steps // 4) if killed else 0)
     sent = interface_bytes()[0]
     if kind == "ddp":
