@@ -242,6 +242,11 @@ def held_bytes() -> int:
     return int(rows["Pss"].split()[0]) * 1024
 
 
+def disturbed(system: str, learner: int) -> tuple[bool, bool]:
+    """Whether this learner is the slow one, and whether it is killed."""
+    return learner == 1 and system.endswith(" slow"), learner == 1 and system.endswith(" killed")
+
+
 def work(system: str, job: Job, folder: Path) -> None:
     """One learner, which writes what it measured."""
     import torch
@@ -249,7 +254,7 @@ def work(system: str, job: Job, folder: Path) -> None:
     torch.set_num_threads(1)
     number, addresses = int(os.environ["TESTBED_HOST"]), os.environ["TESTBED_ADDRESSES"].split(",")
     kind, _, how = system.partition(" ")
-    slow, killed = (number == 1 and system.endswith(word) for word in (" slow", " killed"))
+    slow, killed = disturbed(system, number)
     learner = Learner(job, number, SLOWER if slow else 1, max(1, job.steps // 4) if killed else 0)
     sent = interface_bytes()[0]
     if kind == "ddp":
@@ -280,7 +285,7 @@ def measure(system: str, job: Job) -> Row:
         own = {
             "MASTER_ADDR": bed.addresses[0], "MASTER_PORT": str(PORT), "GLOO_SOCKET_IFNAME": "eth0", "PSGC_LOG_LEVEL": "error", "OMP_NUM_THREADS": "1",
         }  # fmt: skip
-        counted = [learner for learner in range(job.learners) if learner != 1 or not system.endswith((" slow", " killed"))]
+        counted = [learner for learner in range(job.learners) if not any(disturbed(system, learner))]
         if system.startswith("psgc decoupled"):
             members = _around_a_syncer(bed, command, own, job.learners)
         elif system.startswith("psgc"):

@@ -71,6 +71,14 @@ def test_it_goes_on_where_an_earlier_start_has_ended(
     assert asked[3:] == ["psgc none", "psgc int4"], "another seed is another run"
 
 
+def test_one_learner_of_each_disturbed_system_is_slow_or_killed() -> None:
+    found = {system: [script.disturbed(system, learner) for learner in range(2)] for system in script.SYSTEMS.split(",")}
+    for system, (first, second) in found.items():
+        assert first == (False, False)
+        assert second == (system.endswith("slow"), system.endswith("killed"))
+    assert sum(any(second) for _, second in found.values()) == 4
+
+
 def stored(system: str, seed: int = 0, mbit: float = 0.0, *, loss: float, seconds: float = 30.0, sent: int = 5_000_000) -> str:
     job = script.Job(steps=300, every=50, mbit=mbit, delay_ms=50.0 if mbit else 0.0, seed=seed, curve=100)
     row = script.Row(system, 300, seconds, sent, loss, 7_000_000, ((1024.0, 0.5, 4.0), (2048.0, 1.0, 3.0)))
