@@ -20,7 +20,7 @@ from psgc.layout import Layout
 from psgc.scheduler.roster import Member
 from psgc.server.held import Held
 from psgc.server.replica import GO_ON, What
-from psgc.server.state import Commit, Effect, Restore, specs_of
+from psgc.server.state import Commit, Effect, Fold, Restore, specs_of
 from psgc.server.step import NO_SLOT
 from psgc.transport.security.handshake import ServerProof, WorkerProof, worker_key
 from psgc.wire.frames import Header, Kind
@@ -63,6 +63,8 @@ class ReplicatedServer(SimServer):
         self._waits = False  # for GO_ON
         self._newest: ServerProof | None = None  # of the server's last connection
         self._adding: set[int] = set()  # keys of the layout that it is about to serve
+        self._halves: dict[tuple[int, int], Any] = {}  # a residual's two buffers, as of the store's; which of them counts: ``_half``
+        self._half: dict[int, int] = {}
         self.line: Line | None = None  # to its standby
         self.lost = False
         self.mirror_host = Host(self._ready_server, lambda _: None, self._server_proof)
@@ -200,10 +202,23 @@ class ReplicatedServer(SimServer):
         if slot != NO_SLOT:
             places.append(("slots", (key, slot)))
         if key in self.residuals and (commit is None or commit.residual):
-            places.append(("residuals", key))
-        memory = {"slots": self.slots, "residuals": self.residuals}
+            places.append(("residuals", (key, self._half.get(key, 0))))
+        memory = {"slots": self.slots, "residuals": self._halves}
         header = Header(Kind.REPLICA, key=key, contributors=What.RECORD, payload_bytes=REPLICA_BYTES * len(places))
         self.line.send(header, None, _Copy(memory, (places, (self.committed.get(key), kept))))
+
+    # of a residual two buffers, so that what is on its way to the standby stays until the next but one
+
+    def _begin_fold(self, fold: Fold) -> None:
+        if fold.last:
+            self._halves[fold.key, 1 - self._half.get(fold.key, 0)] = TORN
+        super()._begin_fold(fold)
+
+    def _commit(self, commit: Commit) -> None:
+        super()._commit(commit)
+        if commit.residual:
+            self._half[commit.key] = 1 - self._half.get(commit.key, 0)
+            self._halves[commit.key, self._half[commit.key]] = self.residuals[commit.key]
 
     def _mark(self, mark: int) -> None:
         assert self.line is not None
@@ -226,6 +241,8 @@ class ReplicatedServer(SimServer):
             if self.held.holds(effect):
                 continue
             super()._apply([effect])
+            if isinstance(effect, Restore):
+                self._halves[effect.key, self._half.get(effect.key, 0)] = self.residuals[effect.key]
             if isinstance(effect, Commit | Restore) and self.held is not None and (mark := self.held.committed(effect.key)) is not None:
                 self._replicate(effect.key, False, effect if isinstance(effect, Commit) else None)
                 self._mark(mark)
@@ -251,7 +268,11 @@ class ReplicatedServer(SimServer):
                 lambda said=(header, values): f"the standby of server {self.index} gets what is being written: {said}",
             )
             for (memory, name), value in values.items():
-                (self.slots if memory == "slots" else self.residuals)[name] = value
+                if memory == "slots":
+                    self.slots[name] = value
+                else:
+                    self.residuals[header.key] = self._halves[name] = value
+                    self._half[header.key] = name[1]
             if committed is not None:
                 self.committed[header.key] = committed
             if kept is not None:
