@@ -66,9 +66,10 @@ class Block(nn.Module):
 
 def model_on(mesh: DeviceMesh, precision: str, how: str = "plain") -> nn.Sequential:
     """precision: "mixed": that of one unit is another. how: "summed": FSDP divides by 1, and not by the number of ranks; "together": the last two modules
-    are one unit."""
+    are one unit; "deferred": on the meta device."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(32, WIDTH), Block(), Block(), nn.Linear(WIDTH, 7))
+    with torch.device("meta" if how == "deferred" else "cpu"):
+        model = nn.Sequential(nn.Linear(32, WIDTH), Block(), Block(), nn.Linear(WIDTH, 7))
     policy = POLICIES.get(precision, MixedPrecisionPolicy())
     offload = CPUOffloadPolicy(pin_memory=False) if how == "offloaded" else OffloadPolicy()
     for number, block in enumerate(model[1:3]):
@@ -84,10 +85,31 @@ def model_on(mesh: DeviceMesh, precision: str, how: str = "plain") -> nn.Sequent
     return sharded
 
 
+def evaluate(model: nn.Module, how: str) -> None:
+    """Before it is hooked. Behind it the outermost module has its whole parameters still."""
+    if how == "evaluated":
+        with torch.no_grad():
+            model(torch.ones(2, 32))
+        assert any(not hasattr(parameter, "to_local") for parameter in model.parameters())
+
+
+def allocate(model: nn.Module, how: str) -> None:
+    """When it is hooked: a model without memory gets some, and the same values everywhere."""
+    if how == "deferred":
+        model.to_empty(device="cpu")
+        for place, parameter in enumerate(model.parameters()):
+            draw = torch.Generator().manual_seed(2 * place + dist.get_rank() % 2)
+            parameter.to_local().detach().normal_(std=0.1, generator=draw)
+
+
 def train(model: nn.Module, how: str) -> str:
     """how: "plain"; "accumulate": two backwards a step, the first without synchronization; "twice": both with; "clip"; "scaled": by a GradScaler, which skips
     a step in which one rank overflows; "skips": some steps without some modules; "hooked": each parameter steps as soon as its gradient is
-    there; or of ``FREEZES``."""
+    there; "evaluated" and "deferred": see above; "again": two forwards before each backward;
+    "unreduced": FSDP is told not to average between replicas; or of ``FREEZES``."""
+    allocate(model, how)
+    if how == "unreduced":
+        model.set_requires_all_reduce(False)
     if how == "hooked":
         for parameter in model.parameters():
             parameter.register_post_accumulate_grad_hook(step_at_once)
@@ -112,6 +134,8 @@ def steps(model: nn.Module, optimizer: torch.optim.Optimizer, draw: torch.Genera
             if how == "accumulate":
                 model.set_requires_gradient_sync(micro == 1)
             loss = nn.functional.cross_entropy(model(x), x[:, :7].argmax(1))
+            if how == "again":
+                loss = loss + nn.functional.cross_entropy(model(-x), x[:, 7:14].argmax(1))
             overflows = how == "scaled" and number == 2 and dist.get_rank() == 3
             scaler.scale(loss * float("inf") if overflows else loss).backward()
         if how == "clip":
@@ -233,6 +257,7 @@ def main() -> None:
         for codec in given.codecs:
             model = model_on(mesh if given.mesh == "whole" else mesh["shard"], given.precision, how)
             freeze(model, how, 0)
+            evaluate(model, how)
             hook = psgc.fsdp_hook(model, given_for(codec, model))
             print(f"{codec} {how} {train(model, how)}", flush=True)
             if how == "resumed":

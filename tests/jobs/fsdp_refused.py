@@ -52,15 +52,16 @@ def backward(model: nn.Module, freeze: nn.Module | None = None) -> None:
 
 
 class Twice(nn.Module):
-    """Runs its first layer twice; or once, and its backward then breaks behind it."""
+    """Runs its first layer twice; or once, and its backward then breaks behind it. again: without a checkpoint."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second, self.twice, self.breaks = nn.Linear(4, 4), nn.Linear(4, 4), False, False
+        self.first, self.second, self.twice, self.again, self.breaks = nn.Linear(4, 4), nn.Linear(4, 4), False, False, False
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.breaks:
             x.register_hook(breaks)
+        x = self.first(x) if self.again else x
         for _ in range(1 + self.twice):  # a reentrant checkpoint has a backward of its own
             x = checkpoint(self.first, x, use_reentrant=True) if self.twice else self.first(x)
         return self.second(x)
@@ -151,6 +152,16 @@ def main() -> None:
     used = hooked(nodes)
     used.twice = True
     told("twice", lambda: backward(used))
+    used = hooked(nodes)
+    used.again = True
+    used.first.set_reduce_scatter_unused_params(True)
+    told("a forward twice", lambda: backward(used))
+    around = Twice()
+    around.again = True
+    hooks.append(psgc.fsdp_hook(fully_shard(around, mesh=nodes["shard"])))
+    told("around both", lambda: backward(around))
+    used = hooked(nodes)
+    told("a backward each", lambda: [backward(used) for _ in range(2)])
     broken = hooked(nodes)
     broken.breaks = True
     with contextlib.suppress(RuntimeError):

@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import psgc.torch as psgc
@@ -37,7 +36,6 @@ def main() -> None:
     told("misspelt", lambda: of_dimension(session, mesh, "replicat"))
     told("part", lambda: of_dimension(session, halves[rank // 2], "dp"))
     api._session, api._ours = of_dimension(session, mesh, "replicate"), True  # as init(mesh=mesh, dim="replicate") does
-    told("fsdp", lambda: psgc.fsdp_hook(fully_shard(nn.Linear(4, 4), mesh=mesh["shard"])))
     model = nn.Linear(2, 2)
     told("auto", lambda: psgc.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), compression="auto"))
     told("suspend", psgc.suspend)

@@ -13,6 +13,7 @@ ALL_HOWS = (*HOWS, "summed", "together")
 OWN = ("scaled", "hooked", "offloaded")  # what FSDP does with the mean at once, or what the optimizer does without
 FROZEN = ("thaws", "thaws-part", "freezes-part", "freezes", "by-turns")
 SKIPS = "skips"
+BEFORE = ("deferred", "evaluated")  # the hook: a model without memory, a forward without a backward
 RESUMED = ("resumed", "went-on", "forgot")
 
 
@@ -21,7 +22,7 @@ def lines(job: Any, *arguments: str, **env: str) -> dict[tuple[str, str], list[l
     found = defaultdict(list)
     for text in job.said(*arguments, job="fsdp.py", PSGC_MIN_COMPRESS_BYTES="0", **env):
         for words in (line.split() for line in text.splitlines()):
-            if len(words) == 4 and words[1] in (*ALL_HOWS, *OWN, *FROZEN, SKIPS, *RESUMED):
+            if len(words) == 4 and words[1] in (*ALL_HOWS, *OWN, *FROZEN, SKIPS, *BEFORE, "again", "unreduced", *RESUMED):
                 found[words[0], words[1]].append(words[2:])
     return found
 
@@ -65,6 +66,22 @@ def test_scaled_losses_offloading_and_steps_within_backward_are_as_under_hsdp(ma
         assert len(found["native", how]) == 4
         assert found["none", how] == found["native", how]
         assert found["int8", how][0][0] == found["int8", how][2][0] != found["native", how][0][0]
+
+
+@pytest.mark.parametrize("mesh", ["shard", "whole"])
+def test_a_model_may_be_hooked_after_an_evaluation_and_before_it_has_memory(make_job: Callable[..., Any], mesh: str) -> None:
+    found = lines(make_job(nodes=4, servers=1), "--mesh", mesh, "--hows", *BEFORE, "--codecs", "none", "int8")
+    for how in BEFORE:
+        assert len(found["native", how]) == 4
+        assert found["none", how] == found["native", how]
+        assert found["int8", how][0][0] == found["int8", how][2][0] != found["native", how][0][0]
+
+
+def test_two_forwards_before_a_backward_and_fsdps_own_switch_of_the_average_which_has_no_effect(make_job: Callable[..., Any]) -> None:
+    found = lines(make_job(nodes=4, servers=1), "--mesh", "whole", "--hows", "plain", "again", "unreduced", "--codecs", "none")
+    assert len(found["native", "plain"]) == 4
+    assert found["none", "again"] == found["native", "again"] != found["native", "plain"]
+    assert found["none", "unreduced"] == found["native", "plain"] != found["native", "unreduced"]
 
 
 def test_each_module_may_have_a_precision_of_its_own(make_job: Callable[..., Any]) -> None:
@@ -119,6 +136,42 @@ def test_what_codecs_kept_goes_on_on_another_mesh(make_job: Callable[..., Any]) 
     assert len({digest for digest, _ in found["onebit", "went-on"]}) == 1, "four nodes of one rank hold the same"
 
 
+@pytest.mark.parametrize("servers", [1, 0])
+def test_along_a_meshs_dimension_models_that_are_cut_otherwise_too_train_as_natively(make_job: Callable[..., Any], servers: int) -> None:
+    texts = make_job(nodes=4, servers=servers).said(job="fsdp_mesh.py", PSGC_MIN_COMPRESS_BYTES="0")
+    found = [{tuple(words[:2]): words[2:] for line in text.splitlines() if len(words := line.split()) == 4} for text in texts]
+    for name in ("tp", "shards"):
+        for of_rank in found:
+            native = of_rank[name, "native"]
+            assert of_rank[name, "none-shard"] == of_rank[name, "none-whole"] == native
+            assert of_rank[name, "int8-whole"][0] != native[0], "the codec was in use"
+            assert of_rank[name, "state"] == ["True", "4"]
+        for how in ("native", "int8-whole"):
+            digests = [of_rank[name, how][0] for of_rank in found]
+            assert digests[0] == digests[2] != digests[1] == digests[3], "two pieces, held by two ranks each"
+    for text in texts:
+        said = dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
+        assert "the state is of a mesh's part inner=" in said["another's"]
+        assert "DTensor of which the ranks that exchange hold different pieces" in said["sharded along it"]
+        assert "FSDP averages 'model' between ranks" in said["other replicas"]
+        assert "init(mesh=...) says otherwise; join by psgc.init(mesh=mesh, dim=...)" in said["other replicas"]
+
+
+def test_pieces_that_are_no_replicas_are_refused_where_no_mesh_says_which_are(make_job: Callable[..., Any]) -> None:
+    for text in make_job(nodes=4, servers=1).said("--refused", job="fsdp_mesh.py"):
+        said = dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
+        for name in ("tp", "tp of hsdp", "tp without replicas"):
+            assert "'model' was cut before FSDP sharded it (DTensor, as of tensor parallelism)" in said[name]
+            assert "join by psgc.init(mesh=mesh, dim=...) first" in said[name]
+        assert "beside which there are the dimensions 'pp', and which of them has replicas is not known; join by" in said["stages"]
+        assert "the dimensions 'pp', 'dp_replicate', and which of them has replicas is not known; join by" in said["replicated stages"]
+        assert (
+            "FSDP averages 'model' between ranks" in said["stages of hsdp"]
+            and "and psgc would between 0, 1, 2, 3: " in said["stages of hsdp"]
+        )
+        assert said["dimensions of one rank"] == said["hsdp beside those"] == "nothing"
+
+
 def test_what_it_cannot_average_is_told_in_a_line(make_job: Callable[..., Any]) -> None:
     texts = make_job(nodes=2, servers=1).said(job="fsdp_refused.py")
     told = [dict(line.split(": ", 1) for line in text.splitlines() if ": " in line) for text in texts]
@@ -139,6 +192,8 @@ def test_what_it_cannot_average_is_told_in_a_line(make_job: Callable[..., Any]) 
         assert of_rank["frozen before backward"] == "nothing", "it has no gradients then, on any rank"
         assert "gradients of 'second' of which some parameters are frozen now" in of_rank["frozen while gradients wait"]
         assert "reduced the gradients of 'first' twice in one backward" in of_rank["twice"]
+        assert "reduced the gradients of 'first' twice in one backward" in of_rank["a forward twice"]
+        assert of_rank["around both"] == of_rank["a backward each"] == "nothing"
         assert "the last backward raised after some gradients had left" in of_rank["raised"]
         assert (
             "'second' come after those of a module that is registered before it, for whose mean FSDP waits"

@@ -30,7 +30,6 @@ def test_what_cannot_be_is_told_in_a_line(make_job: Callable[..., Any]) -> None:
         assert "dim is 'replicat'; the mesh's dimensions have 'replicate', 'shard'" in told["misspelt"]
         assert "the mesh has 2 ranks and the job 4" in told["part"]
         assert "this process has joined its job before" in told["late"]
-        assert "fsdp_hook finds the replicas of each shard by itself" in told["fsdp"]
         assert "auto measures whole jobs" in told["auto"]
         assert "psgc was initialized for one dimension of a mesh, whose ranks are fixed" in told["suspend"]
         assert (

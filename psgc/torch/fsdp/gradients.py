@@ -22,11 +22,10 @@ import torch
 from psgc.errors import UsageError
 from psgc.layout import Bucket, BucketSpec, TensorSpec
 from psgc.program.order import is_issued
-from psgc.torch.ddp.parameters import ModelParameters
 from psgc.torch.ddp.told import add_model
 from psgc.torch.fsdp.planned import Way
-from psgc.torch.fsdp.reshard import needed, resharded
-from psgc.torch.fsdp.units import Slice, Unit
+from psgc.torch.fsdp.reshard import Parameter, needed, resharded
+from psgc.torch.fsdp.units import ShardedParameters, Slice, Unit
 from psgc.torch.gradients.backward_end import BackwardEnd, await_end
 from psgc.torch.gradients.exchange import GradientExchange
 from psgc.torch.gradients.front_end import FrontEnd
@@ -79,8 +78,7 @@ class FsdpGradients(FrontEnd[FilledBucket]):
         self._slices: list[Slice | None] = [None] * len(units)  # that are declared, or will be
         self._frozen: list[int] = []  # units that are declared, and were frozen whole when the step began
         self._absent: list[int] = []  # units that this rank skips in the step under way
-        names: dict[torch.Tensor, str] = {p: unit.names[p] for unit in units for p in unit.everything}
-        self.parameters = ModelParameters(self.exchange.name, names)
+        self.parameters = ShardedParameters(units)
         self._shard = next(shard for shard, ranks in enumerate(replicas) if session.rank in ranks)
         self._end: BackwardEnd | None = None  # of the backward under way
         self._taking = threading.Lock()
@@ -198,17 +196,19 @@ class FsdpGradients(FrontEnd[FilledBucket]):
                 f"load_residual_state_dict: the state is of {len(before)} shards on {len(before[0])} nodes, and the model of {len(mesh)} on "
                 f"{len(mesh[0])}; pass a list of all ranks' states"
             )
-        checked = saved.check_states(given, self.session.rank, self.session.size)
+        checked = saved.check_states(given, self.session.rank, self.session.size, self.session.part)
         saved.check_kind(checked, saved.GRADIENTS)
-        kept = resharded(
-            checked, saved.GRADIENTS, before, mesh, self.session.rank, {n: p for unit in self._units for n, p in unit.whole.items()}
-        )
+        # of a mesh's dimension all ranks have the same piece, which is all that there is of a parameter
+        part = self.session.whole is not self.session
+        pieces = [{n: Parameter(piece, piece) for n, piece in unit.pieces} if part else unit.whole for unit in self._units]
+        kept = resharded(checked, saved.GRADIENTS, before, mesh, self.session.rank, {n: each for of in pieces for n, each in of.items()})
         self.exchange.last.go_on(StepFlags(False, *saved.units_of(checked[0])), Skips.of(saved.skips_of(checked[0])))
         self.exchange.restore(kept)
 
     def _look(self) -> None:
         """Before a step: see which parameters are trained now, and have all declared anew where that is not what was declared."""
         exchange, before = self.exchange, self._slices
+        self.parameters.look()
         if not exchange.declared:
             exchange.mean = not next((unit for unit in self._units if unit.pieces), self._units[0]).summed
         now = [unit.slice() for unit in self._units]

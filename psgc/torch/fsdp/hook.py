@@ -37,7 +37,8 @@ def fsdp_hook(model: torch.nn.Module, codec_or_rule: Given = None) -> FsdpHook:
         psgc.fsdp_hook(model, "int8")
 
     Then train as ever. Without a codec, gradients are those that FSDP averages on ``mesh`` (HSDP) without psgc; ``mesh["shard"]`` does
-    as well. Every rank must call it, after fully_shard.
+    as well. Every rank must call it, after fully_shard. In a job that ``init(mesh=..., dim=...)`` has parted, replicas are the ranks along that dimension; so
+    it must be where a model is cut otherwise, too (tensor or pipeline parallelism). Else all groups of ranks that shard the model are.
 
     codec_or_rule: codec text (``"int8"``, ``"topk:k=0.01"``, ``"onebit/int8"``); a function that names the codec of a module that was sharded, by its name
                    in the model and its first parameter; or a plan of the model's parameters or its file, of which each module takes what most of its
@@ -57,14 +58,12 @@ class FsdpHook:
         session = self._session = api.current_session()
         refuse_replaceable(session, "fsdp_hook")
         refuse_backup(session, "fsdp_hook")
-        if session.whole is not session:
-            raise UsageError("fsdp_hook finds the replicas of each shard by itself; call init() without mesh")
         check_world(session)
         given = _without_auto(chosen(session, codec_or_rule, "fsdp_hook"))
         if session.config.profile:
             raise UsageError("PSGC_PROFILE times DistributedOptimizer, not FSDP; unset it")
         replicas = replicas_of(units, session)
-        units, elsewhere = parted(units, replicas)
+        units, elsewhere = parted(units, replicas, session)
         amp.install()
         number = api.next_number(session, "fsdp")
         self._units, self._switches = units, 0

@@ -17,12 +17,15 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPM
 
 from psgc.errors import UsageError
 from psgc.torch.fsdp.reshard import Parameter
-from psgc.torch.tensors.shards import local
+from psgc.torch.tensors.shards import check_replicated, local, reshard, sharding_modules
+from psgc.worker.part_session import PartSession
 from psgc.worker.session import Session
 
 HOW = (
     "fully_shard(module, mesh=mesh), where mesh = init_device_mesh(device, (nodes, ranks of a node), mesh_dim_names=('replicate', 'shard'))"
 )
+JOIN = "join by psgc.init(mesh=mesh, dim=...) first, where dim names the dimension along which the model is replicated"
+_CUTS = ("pp", "pipe", "pipeline", "stage", "tp", "tensor", "model", "ep", "expert")  # what dimensions that cut a model are called
 _WHOLE = (torch.float32, torch.bfloat16)  # FSDP divides such gradients while it reduces them, and others before and after
 
 
@@ -41,46 +44,47 @@ class Slice:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Unit:
-    """module: which ``fully_shard`` was applied to; name: its name in the model; state: FSDP's own of the module's parameters; names: the model's, of
-    parameters."""
+    """module: which ``fully_shard`` was applied to; name: its name in the model; state: FSDP's own of the module's parameters; names: the model's, by FSDP's
+    object of a parameter, which stays where ``to_empty`` and its like, or ``load_state_dict(assign=True)``, change the parameter."""
 
     module: Any
     name: str
     state: Any
-    names: Mapping[torch.Tensor, str]
+    names: Mapping[Any, str]
 
     @property
-    def parameters(self) -> list[torch.nn.Parameter]:
-        """Those that are trained now, as the optimizer has them: sharded. A script may freeze some, and train others, between two steps."""
-        return [each.sharded_param for each in self.state.fsdp_params if each.sharded_param.requires_grad]
+    def _trained(self) -> list[Any]:
+        """FSDP's objects of the parameters that are trained now. A script may freeze some, and train others, between two steps."""
+        return [each for each in self.state.fsdp_params if each.sharded_param.requires_grad]
 
     @property
     def pieces(self) -> list[tuple[str, tuple[int, ...]]]:
-        """Of each of ``parameters`` the name, and the shape of a rank's slice, filled up to be equal on all ranks: so they follow one another in what FSDP
-        reduces."""
-        trained = (each for each in self.state.fsdp_params if each.sharded_param.requires_grad)
-        return [(self.names[each.sharded_param], tuple(each.padded_sharded_param_size)) for each in trained]
+        """Of each parameter that is trained now the name, and the shape of a rank's slice, filled up to be equal on all ranks: so they follow one another in
+        what FSDP reduces."""
+        return [(self.names[each], tuple(each.padded_sharded_param_size)) for each in self._trained]
 
     @property
     def whole(self) -> dict[str, Parameter]:
-        """Of each of ``parameters`` by name: its shape, and its pieces'. Raises UsageError for one that is not cut along its first dimension."""
-        shapes = {self.names[parameter]: tuple(parameter.shape) for parameter in self.parameters}
-        for parameter in self.parameters:
-            if any(not placement.is_replicate() and not placement.is_shard(0) for placement in getattr(parameter, "placements", ())):
+        """Of each parameter that is trained now, by name: its shape, and its pieces'. Raises UsageError for one that is not cut along its first dimension."""
+        shapes = {self.names[each]: tuple(each.sharded_param.shape) for each in self._trained}
+        for each in self._trained:
+            if any(
+                not placement.is_replicate() and not placement.is_shard(0) for placement in getattr(each.sharded_param, "placements", ())
+            ):
                 raise UsageError(
-                    f"load_residual_state_dict: {self.names[parameter]!r} is not sharded along its first dimension; go on on a mesh of the same shape"
+                    f"load_residual_state_dict: {self.names[each]!r} is not sharded along its first dimension; go on on a mesh of the same shape"
                 )
         return {name: Parameter(shapes[name], piece) for name, piece in self.pieces}
 
     @property
     def everything(self) -> list[torch.nn.Parameter]:
-        """As ``parameters``, those that are frozen now, too."""
+        """All parameters, as the optimizer has them: sharded."""
         return [each.sharded_param for each in self.state.fsdp_params]
 
     def of(self, its: Slice) -> list[torch.Tensor]:
         """What of the parameters of a slice of its own is on this rank."""
         names = {name for name, _ in its.pieces}
-        return [local(parameter) for parameter in self.everything if self.names[parameter] in names]
+        return [local(each.sharded_param) for each in self.state.fsdp_params if self.names[each] in names]
 
     def slice(self) -> Slice | None:
         """What FSDP reduces of it now; None where all of it is frozen. Known from the first forward on."""
@@ -90,7 +94,7 @@ class Unit:
     @property
     def dtype(self) -> torch.dtype:
         """What FSDP reduces its gradients in: its MixedPrecisionPolicy's, which another unit may have another of. Known from the first forward on."""
-        first = next(each for each in self.state.fsdp_params if each.sharded_param.requires_grad)
+        first = self._trained[0]
         found: torch.dtype = self.state._reduce_dtype or first.param_dtype or first.orig_dtype
         return found
 
@@ -131,6 +135,33 @@ class Unit:
                 state.post_forward_mesh_info = state.mesh_info
 
     @property
+    def replicated_over(self) -> tuple[int, ...] | None:
+        """The ranks that FSDP itself would average between (HSDP), before ``take_over``; None where its mesh does not say."""
+        info = self.state.mesh_info
+        return tuple(dist.get_process_group_ranks(info.replicate_process_group)) if isinstance(info, HSDPMeshInfo) else None
+
+    @property
+    def is_cut_otherwise(self) -> bool:
+        """Whether it was cut before FSDP sharded it, as tensor parallelism does."""
+        return any(each.is_dtensor for each in self.state.fsdp_params)
+
+    @property
+    def other_dimensions(self) -> list[str]:
+        """Of the mesh that its mesh is a part of, those in which ranks differ that do not shard it: of replicas, or of something else."""
+        mesh = self.state.mesh_info.mesh
+        if hasattr(mesh, "_get_root_mesh"):
+            root = mesh._get_root_mesh()
+        else:  # torch before 2.9
+            from torch.distributed.device_mesh import _mesh_resources
+
+            root = _mesh_resources.get_root_mesh(mesh)
+        own, ranks = set(self.sharded_over), root.mesh
+        names: Sequence[str] = root.mesh_dim_names or [str(dim) for dim in range(ranks.ndim)]
+        place = (ranks == dist.get_rank()).nonzero()[0].tolist()
+        along = [ranks[tuple(slice(None) if each == dim else at for each, at in enumerate(place))] for dim in range(ranks.ndim)]
+        return [name for name, of in zip(names, along, strict=True) if not own.issuperset(of.tolist())]
+
+    @property
     def sharded_over(self) -> tuple[int, ...]:
         """The ranks that hold the slices of one replica."""
         info = self.state.mesh_info
@@ -141,7 +172,7 @@ class Unit:
         state = self.state
         if state._orig_dtype not in (None, gradients.dtype) or gradients.dtype not in _WHOLE or state.force_sum_reduction_for_comms:
             return True
-        each = [one for one in state.fsdp_params if one.sharded_param.requires_grad]
+        each = self._trained
         used = (one.sharded_param.grad is not None or getattr(one.sharded_param, "_post_accumulate_grad_hooks", None) for one in each)
         return any(one.offload_to_cpu for one in each) or any(used)
 
@@ -179,7 +210,8 @@ class Unit:
 def units_of(model: torch.nn.Module) -> list[Unit]:
     """The model's, in its order, also those that are frozen now. Raises UsageError where all are, and for units that psgc cannot serve."""
     found: list[Unit] = []
-    names: dict[torch.Tensor, str] = {parameter: name.replace("_orig_mod.", "") for name, parameter in model.named_parameters()}
+    reshard(sharding_modules(model))  # after a forward without a backward, modules may have their whole parameters still
+    names = {parameter: name.replace("_orig_mod.", "") for name, parameter in model.named_parameters()}
     for name, module in model.named_modules():
         if not hasattr(module, "set_all_reduce_hook"):
             continue
@@ -194,7 +226,10 @@ def units_of(model: torch.nn.Module) -> list[Unit]:
         states = [
             each for each in states if not any(unit.state is each for unit in found)
         ]  # several modules may be one unit: fully_shard([a, b])
-        units = [Unit(module, name.replace("_orig_mod.", "") or "model", each, names) for each in states]
+        units = [
+            Unit(module, name.replace("_orig_mod.", "") or "model", each, {one: names[one.sharded_param] for one in each.fsdp_params})
+            for each in states
+        ]
         found += [unit for unit in units if unit.state.fsdp_params]
     if not any(unit.pieces for unit in found):
         raise UsageError("fsdp_hook: the model has no trained parameters that FSDP2 has sharded; apply torch's fully_shard to it first")
@@ -204,15 +239,49 @@ def units_of(model: torch.nn.Module) -> list[Unit]:
     return found
 
 
+class ShardedParameters:
+    """The parameters of the units, as FSDP has them now. Neither they nor references to them are kept beyond a step: torch does not swap what is referred to
+    weakly, as ``to_empty`` does, and another may take the place of one."""
+
+    def __init__(self, units: Sequence[Unit]) -> None:
+        self._units = units
+        self._known: dict[int, Any] = {}  # FSDP's object of a parameter, by the parameter's id
+        self.look()
+
+    def look(self) -> None:
+        """A step begins."""
+        self._known = {id(each.sharded_param): each for unit in self._units for each in unit.state.fsdp_params}
+
+    def knows(self, parameter: torch.Tensor) -> bool:
+        found = self._known.get(id(parameter))
+        return found is not None and found.sharded_param is parameter
+
+    def present(self) -> list[torch.Tensor]:
+        return [parameter for unit in self._units for parameter in unit.everything]
+
+    def clear(self) -> None:
+        """Let go of their gradients."""
+        for parameter in self.present():
+            parameter.grad = None
+
+
 def replicas_of(units: Sequence[Unit], session: Session) -> tuple[tuple[int, ...], ...]:
-    """By shard, the ranks that hold it, ascending. Every rank must call it. Raises UsageError unless FSDP shards all units that are trained now within the same
-    groups of ranks, all of them as large, and psgc numbers ranks as torch does."""
-    if (dist.get_rank(), dist.get_world_size()) != (session.rank, session.size):
+    """By shard, the ranks that hold it, ascending; of a session that is a mesh's dimension, its own ranks. Every rank must call it. Raises UsageError where
+    these cannot be known, unless FSDP shards all units that are trained now within the same groups of ranks, all of them as large, and psgc numbers ranks as
+    torch does."""
+    job, trained = session.whole, [unit for unit in units if unit.pieces]
+    if (dist.get_rank(), dist.get_world_size()) != (job.rank, job.size):
         raise UsageError(
-            f"fsdp_hook: this is rank {dist.get_rank()} of torch.distributed's {dist.get_world_size()}, and rank {session.rank} of psgc's {session.size}; "
+            f"fsdp_hook: this is rank {dist.get_rank()} of torch.distributed's {dist.get_world_size()}, and rank {job.rank} of psgc's {job.size}; "
             f"start every worker of the script by `psgc run`, psgc-launch or torchrun, and take rank and world size from the environment"
         )
-    meshes = {unit.sharded_over: unit.name for unit in units if unit.pieces}
+    if isinstance(session, PartSession):
+        for unit in trained:
+            _check_part(unit, session)
+        return (tuple(range(session.size)),)
+    for unit in trained:
+        _check_whole(unit)
+    meshes = {unit.sharded_over: unit.name for unit in trained}
     if len(meshes) > 1:
         first, second, *_ = ((name, ", ".join(map(str, ranks))) for ranks, name in meshes.items())
         raise UsageError(
@@ -231,11 +300,63 @@ def replicas_of(units: Sequence[Unit], session: Session) -> tuple[tuple[int, ...
         raise UsageError(
             f"fsdp_hook: the model is sharded over all {session.size} ranks, so there are no replicas to average between; shard within nodes: {HOW}"
         )
-    return tuple(zip(*groups, strict=True))
+    replicas = tuple(zip(*groups, strict=True))
+    for unit in trained:
+        own = next(ranks for ranks in replicas if session.rank in ranks)
+        _check_native(unit, own, "in a job without a mesh it takes all groups of ranks that shard a model for replicas")
+    return replicas
 
 
-def parted(units: Sequence[Unit], replicas: Sequence[Sequence[int]]) -> tuple[list[Unit], list[Unit]]:
+def _check_part(unit: Unit, session: PartSession) -> None:
+    """Raise UsageError unless the ranks of the session hold the same pieces of the unit."""
+    for each in unit.state.fsdp_params:
+        check_replicated(each.sharded_param, unit.names[each], session, "fsdp_hook")
+    _check_native(unit, session.members, "init(mesh=...) says otherwise")
+
+
+def _check_native(unit: Unit, peers: Sequence[int], why: str) -> None:
+    """Raise UsageError where FSDP averages the unit between other ranks than psgc would."""
+    native = unit.replicated_over
+    if native is not None and sorted(native) != sorted(peers):
+        raise UsageError(
+            f"fsdp_hook: FSDP averages {unit.name!r} between ranks {_listed(native)}, and psgc would between {_listed(peers)}: {why}; {JOIN}"
+        )
+
+
+def _check_whole(unit: Unit) -> None:
+    """Raise UsageError for a unit of which other ranks may hold other pieces, or other parts of the model, than FSDP's."""
+    if unit.is_cut_otherwise:
+        raise UsageError(
+            f"fsdp_hook: {unit.name!r} was cut before FSDP sharded it (DTensor, as of tensor parallelism), and which ranks hold the same pieces is not "
+            f"known; {JOIN}"
+        )
+    others = [] if unit.is_elsewhere or unit.replicated_over is not None else unit.other_dimensions
+    cuts = [name for name in others if name.lower() in _CUTS]
+    if len(others) > 1 or cuts:
+        raise UsageError(
+            f"fsdp_hook: {unit.name!r} is sharded over a mesh beside which there are the dimensions {', '.join(map(repr, others))}, and which of them has "
+            f"replicas is not known; {JOIN}"
+        )
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks))
+
+
+def parted(units: Sequence[Unit], replicas: Sequence[Sequence[int]], session: Session) -> tuple[list[Unit], list[Unit]]:
     """Those that are sharded as ``replicas_of`` has found, and those that are not, which are frozen now."""
     over = {tuple(ranks[node] for ranks in replicas) for node in range(len(replicas[0]))}
-    fits = [not unit.is_elsewhere and unit.sharded_over in over for unit in units]
-    return [unit for unit, fit in zip(units, fits, strict=True) if fit], [unit for unit, fit in zip(units, fits, strict=True) if not fit]
+
+    def fits(unit: Unit) -> bool:
+        if unit.is_elsewhere:
+            return False
+        if not isinstance(session, PartSession):
+            return unit.sharded_over in over and not unit.is_cut_otherwise
+        try:
+            _check_part(unit, session)
+        except UsageError:
+            return False
+        return True
+
+    fit = [fits(unit) for unit in units]
+    return [unit for unit, does in zip(units, fit, strict=True) if does], [unit for unit, does in zip(units, fit, strict=True) if not does]

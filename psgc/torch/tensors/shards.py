@@ -6,7 +6,8 @@ Looks at imported modules only: without them no tensor can be sharded.
 from __future__ import annotations
 
 import sys
-from typing import Final
+from collections.abc import Iterable
+from typing import Any, Final
 
 import torch
 
@@ -21,6 +22,23 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     """What of a sharded tensor is on this rank; another tensor itself."""
     found: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return found
+
+
+def sharding_modules(model: torch.nn.Module) -> list[Any]:
+    """The model's modules that FSDP2 (``fully_shard``) was applied to."""
+    kinds = tuple(
+        kind
+        for module in ("torch.distributed.fsdp", "torch.distributed._composable.fsdp")
+        if (kind := getattr(sys.modules.get(module), "FSDPModule", None)) is not None
+    )
+    return [module for module in model.modules() if isinstance(module, kinds)] if kinds else []
+
+
+def reshard(modules: Iterable[Any]) -> None:
+    """Have modules of FSDP2's let go of whole parameters. By default the outermost has its own from a forward until a backward, so after an evaluation
+    they are what the model registers and computes with: not what an optimizer has, and stale once its pieces are written."""
+    for module in modules:
+        module.reshard()
 
 
 def sharded_by(parameter: torch.Tensor) -> str:
