@@ -112,6 +112,29 @@ def diloco(mesh: DeviceMesh, every: int, codec: str, pick: Callable[[nn.Sequenti
     return list(model.parameters())
 
 
+def evaluated(mesh: DeviceMesh, every: int, codec: str, delay: int = 0) -> list[Any]:
+    """As ``diloco``, with a forward without a backward before it and after each step: the outermost module then has its whole parameters still."""
+    model = model_on(mesh["dp_shard"], mesh.get_local_rank("dp_replicate"))
+    inner, draw = adam(model), drawn()
+
+    def evaluate() -> torch.Tensor:
+        with torch.no_grad():
+            found: torch.Tensor = model(torch.ones(3, 12))
+        return found
+
+    evaluate()
+    with psgc.DiLoCo(model, inner, every=every, codec=codec, delay=delay, mix=0.5 if delay else 0.0) as outside:
+        for _ in range(STEPS):
+            inner_step(model, inner, draw)
+            evaluate()
+    computed = evaluate()
+    model.reshard()
+    assert torch.equal(computed, evaluate()), "what it computes with is what was exchanged"
+    assert outside.steps == STEPS
+    model.reshard()
+    return list(model.parameters())
+
+
 def tell(name: str, parameters: list[Any], wanted: list[torch.Tensor] | None = None) -> None:
     digest = hashlib.sha256(b"".join(parameter.to_local().detach().numpy().tobytes() for parameter in parameters)).hexdigest()[:12]
     whole = [parameter.full_tensor().detach() for parameter in parameters]
@@ -151,6 +174,9 @@ def main() -> None:
             wanted = by_hand(mesh, every, parts)
             tell(name, diloco(mesh, every, "none", pick), wanted)
             tell(f"{name}-int4", diloco(mesh, every, "int4", pick))
+            if name == "whole":
+                tell(f"{name}-evaluated", evaluated(mesh, every, "int4"))
+                tell(f"{name}-delayed", evaluated(mesh, every, "int4", delay=2))
             tell(f"{name}-resumed", diloco(mesh, every, "int4", pick, resumed=True))
     dist.destroy_process_group()
     psgc.shutdown()

@@ -81,7 +81,7 @@ def refused() -> None:
         for names, shape in (
             (("dp_replicate", "dp_shard", "tp"), (2, 1, 2)),
             (("dp_shard", "tp"), (2, 2)),
-            (("pp", "dp_shard"), (2, 2)),
+            (("pipeline_parallel", "dp_shard"), (2, 2)),
             (("pp", "dp_replicate", "dp_shard"), (2, 2, 1)),
             (("pp", "data_replicate", "data_shard", "tp"), (1, 2, 2, 1)),
         )

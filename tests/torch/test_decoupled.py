@@ -97,6 +97,20 @@ def test_what_was_frozen_and_is_trained_later_is_refused_before_the_next_push(al
     outside.finish()
 
 
+def test_what_is_trained_and_not_the_models_is_refused_before_the_next_push(alone: None, start: Start) -> None:
+    own, at = model(), start()[1]
+    other = torch.optim.SGD([*own.parameters(), nn.Parameter(torch.ones(3))], lr=0.01)
+    with pytest.raises(UsageError, match=r"Decoupled: parameter 4 of the inner optimizer's group 0, of shape \[3\], is not the model's"):
+        psgc.Decoupled(own, other, at=at, name="one", every=2)
+    inner = torch.optim.SGD(own.parameters(), lr=0.01)
+    with psgc.Decoupled(own, inner, at=at, name="one", every=1) as outside:
+        own.adapter = nn.Linear(2, 2, bias=False)
+        inner.add_param_group({"params": own.adapter.parameters()})
+        with pytest.raises(UsageError, match=r"Decoupled: parameter 'adapter.weight' was not the model's when Decoupled was made"):
+            trained(own, outside, 1)
+        own.adapter.requires_grad_(False)
+
+
 def moved_by(own: nn.Module, change: float) -> None:
     with torch.no_grad():
         for parameter in own.parameters():

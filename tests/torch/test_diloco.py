@@ -54,8 +54,9 @@ def test_pseudo_gradients_travel_as_in_sparseloco(make_job: Callable[..., Any]) 
 def test_sites_exchange_the_pieces_of_a_model_that_is_sharded_within_each(make_job: Callable[..., Any]) -> None:
     texts = make_job(nodes=4, servers=1).said(job="diloco_sharded.py", PSGC_MIN_COMPRESS_BYTES="0")
     told = [{words[0]: words[1:] for line in text.splitlines() if len(words := line.split()) == 4} for text in texts]
-    for how in ("whole", "parts"):
-        for name in (how, f"{how}-int4", f"{how}-resumed"):
+    assert all(of_rank["whole-evaluated"] == of_rank["whole-int4"] for of_rank in told), "evaluations change nothing"
+    for how, more in (("whole", ["whole-delayed"]), ("parts", [])):
+        for name in (how, f"{how}-int4", f"{how}-resumed", *more):
             digests = [of_rank[name][0] for of_rank in told]
             assert digests[0] == digests[2] != digests[1] == digests[3], f"{name}: both sites hold the same two pieces"
             assert all(of_rank[name][2] == "True" for of_rank in told)
@@ -227,6 +228,44 @@ def test_steps_after_the_block_are_told_that_nothing_is_exchanged(alone: None) -
     assert outside.steps == 1
 
 
+def test_one_diloco_at_a_time_counts_an_optimizers_steps(alone: None) -> None:
+    own = model()
+    inner = torch.optim.SGD(own.parameters(), lr=0.1)
+    first = psgc.DiLoCo(own, inner, every=2)
+    inner.step()
+    with pytest.raises(UsageError, match=r"another DiLoCo counts this optimizer's steps, and has some to exchange; call its finish\(\)"):
+        psgc.DiLoCo(own, inner, every=2)
+    first.finish()
+    second = psgc.DiLoCo(own, inner, every=2)
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(own(torch.ones(1, 3)).sum() * float("inf")).backward()
+    scaler.step(inner)  # is skipped, and counts
+    assert (first.steps, second.steps) == (1, 1)
+    with pytest.raises(UsageError, match="or another DiLoCo took its place"):
+        first.step()
+    with pytest.raises(UsageError, match="has some to exchange"), first:
+        pass
+    second.finish()
+    with first:
+        inner.step()
+    assert (first.steps, second.steps) == (2, 1)
+
+
+@pytest.mark.parametrize("on", ["workers", "servers"])
+def test_what_is_trained_after_finish_has_another_diloco(alone: None, on: Any) -> None:
+    own = model()
+    frozen = own.get_parameter("2.weight").requires_grad_(False)
+    inner = torch.optim.SGD(own.parameters(), lr=0.1)
+    outside = psgc.DiLoCo(own, inner, every=2, on=on)
+    inner.step()
+    outside.finish()
+    frozen.requires_grad_(True)
+    outside = psgc.DiLoCo(own, inner, every=2, on=on)
+    for _ in range(3):
+        inner.step()
+    outside.finish()
+
+
 def test_a_block_whose_last_exchange_fails_leaves_nothing_behind(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
     own = model()
     inner = torch.optim.SGD(own.parameters(), lr=0.1)
@@ -239,9 +278,9 @@ def test_a_block_whose_last_exchange_fails_leaves_nothing_behind(alone: None, mo
     monkeypatch.setattr(failing, "finish", fails)
     with pytest.raises(RuntimeError, match="the job is over"), failing:
         pass
-    assert not hasattr(inner, "_psgc_skipped") and not hasattr(failing, "_psgc_skipped") and len(inner._optimizer_step_post_hooks) == 1
+    assert not hasattr(inner, "_psgc_skipped") and not hasattr(failing, "_psgc_skipped") and not inner._optimizer_step_post_hooks
     with other:
-        pass
+        assert len(inner._optimizer_step_post_hooks) == 1
     assert not inner._optimizer_step_post_hooks
 
 
@@ -413,6 +452,41 @@ def test_what_was_trained_and_is_frozen_later_is_refused_before_momentum_moves_i
     assert torch.equal(frozen, was)
     frozen.requires_grad_(True)
     outside.finish()
+
+
+def test_a_parameter_that_comes_later_is_refused_before_the_next_exchange(alone: None) -> None:
+    own = model()
+    inner = torch.optim.SGD(own.parameters(), lr=0.1)
+    outside = psgc.DiLoCo(own, inner, every=1)
+    inner.step()
+    own.adapter = nn.Linear(2, 2, bias=False)
+    inner.add_param_group({"params": own.adapter.parameters()})
+    for call in (inner.step, outside.finish):
+        with pytest.raises(UsageError, match=r"DiLoCo: parameter 'adapter.weight' was not the model's when DiLoCo was made") as raised:
+            call()
+        assert "\n" not in str(raised.value)
+
+
+def test_a_parameter_that_is_replaced_is_refused_before_the_next_exchange(alone: None) -> None:
+    own = model()
+    inner = torch.optim.SGD(own.parameters(), lr=0.1)
+    psgc.DiLoCo(own, inner, every=1)
+    own.load_state_dict(copy.deepcopy(own.state_dict()), assign=True)
+    with pytest.raises(UsageError, match=r"parameter '0.weight' was not the model's when DiLoCo was made"):
+        inner.step()
+
+
+def test_a_parameter_of_the_optimizer_that_is_not_the_models_is_refused(alone: None) -> None:
+    own, other = model(), nn.Parameter(torch.ones(3))
+    text = r"DiLoCo: parameter 0 of the inner optimizer's group 1, of shape \[3\], is not the model's"
+    both = torch.optim.SGD([{"params": own.parameters()}, {"params": [other]}], lr=0.1)
+    with pytest.raises(UsageError, match=text):
+        psgc.DiLoCo(own, both, every=1)
+    inner = torch.optim.SGD(own.parameters(), lr=0.1)
+    psgc.DiLoCo(own, inner, every=1)
+    inner.add_param_group({"params": [other]})
+    with pytest.raises(UsageError, match=text):
+        inner.step()
 
 
 @pytest.mark.parametrize("codec", ["int4", lambda name, parameter: "int4", "powersgd"])

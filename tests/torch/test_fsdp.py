@@ -163,7 +163,10 @@ def test_pieces_that_are_no_replicas_are_refused_where_no_mesh_says_which_are(ma
         for name in ("tp", "tp of hsdp", "tp without replicas"):
             assert "'model' was cut before FSDP sharded it (DTensor, as of tensor parallelism)" in said[name]
             assert "join by psgc.init(mesh=mesh, dim=...) first" in said[name]
-        assert "beside which there are the dimensions 'pp', and which of them has replicas is not known; join by" in said["stages"]
+        assert (
+            "beside which there are the dimensions 'pipeline_parallel', and which of them has replicas is not known; join by"
+            in said["stages"]
+        )
         assert "the dimensions 'pp', 'dp_replicate', and which of them has replicas is not known; join by" in said["replicated stages"]
         assert (
             "FSDP averages 'model' between ranks" in said["stages of hsdp"]

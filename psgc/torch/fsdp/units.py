@@ -25,7 +25,9 @@ HOW = (
     "fully_shard(module, mesh=mesh), where mesh = init_device_mesh(device, (nodes, ranks of a node), mesh_dim_names=('replicate', 'shard'))"
 )
 JOIN = "join by psgc.init(mesh=mesh, dim=...) first, where dim names the dimension along which the model is replicated"
-_CUTS = ("pp", "pipe", "pipeline", "stage", "tp", "tensor", "model", "ep", "expert")  # what dimensions that cut a model are called
+_CUTS = frozenset(
+    {"pp", "pipe", "pipeline", "stage", "tp", "tensor", "model", "ep", "expert"}
+)  # what dimensions that cut a model are called
 _WHOLE = (torch.float32, torch.bfloat16)  # FSDP divides such gradients while it reduces them, and others before and after
 
 
@@ -331,7 +333,7 @@ def _check_whole(unit: Unit) -> None:
             f"known; {JOIN}"
         )
     others = [] if unit.is_elsewhere or unit.replicated_over is not None else unit.other_dimensions
-    cuts = [name for name in others if name.lower() in _CUTS]
+    cuts = [name for name in others if "replica" not in name and _CUTS.intersection(name.lower().split("_"))]
     if len(others) > 1 or cuts:
         raise UsageError(
             f"fsdp_hook: {unit.name!r} is sharded over a mesh beside which there are the dimensions {', '.join(map(repr, others))}, and which of them has "

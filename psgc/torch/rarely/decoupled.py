@@ -67,7 +67,7 @@ class Decoupled:
         self, model: torch.nn.Module, inner: torch.optim.Optimizer, *, every: int, at: str | None = None, name: str | None = None,
         fragments: int | Sequence[torch.nn.Module] = 1, delay: int | None = None, codec: Any = None,
     ) -> None:  # fmt: skip
-        parts, self._frozen = parts_of(model, fragments, "Decoupled"), Frozen(model, "Decoupled")
+        parts, self._frozen = parts_of(model, fragments, "Decoupled"), Frozen(model, inner, "Decoupled")
         for key, parameter in model.named_parameters():
             refuse_pieces(parameter, key, "Decoupled", "a learner is one process: leave the sharding out, or use psgc.DiLoCo")
         self._schedule, self._waits = Schedule(every, len(parts), delay or 0, "Decoupled"), delay is not None

@@ -31,7 +31,7 @@ from psgc.torch.state import saved
 from psgc.torch.tensors.broadcast import broadcast_parameters
 from psgc.torch.tensors.held import held_dtype, one_way
 from psgc.torch.tensors.sent import FilledBucket
-from psgc.torch.tensors.shards import check_replicated, local, refuse_pieces
+from psgc.torch.tensors.shards import check_replicated, local, refuse_pieces, reshard, sharding_modules
 from psgc.worker.session import Session
 
 
@@ -46,7 +46,8 @@ class DiLoCo:
 
     Every rank makes it, with the same model and numbers; rank 0's parameters and buffers are then everyone's. Every rank must take as many steps; one
     that a GradScaler skips counts. Leaving the block without an error exchanges what was done since the last exchange, so that all ranks end with the same
-    parameters; without a block, ``finish()`` does. Another block of the same object goes on. Which parameters are frozen does not change.
+    parameters; without a block, ``finish()`` does. Another block of the same object goes on. Another DiLoCo of the same inner optimizer takes its place
+    after that. Which parameters are trained, and which are frozen, does not change; the inner optimizer has none but the model's.
     Where each rank holds pieces of parameters (FSDP2), ``init(mesh=..., dim=...)`` first says which ranks hold the same ones, and exchange.
 
     outer:     "nesterov:lr=0.7,momentum=0.9" (DiLoCo's), "average" (LocalSGD), or a function that makes an optimizer of the outer parameters. Its state is
@@ -66,7 +67,8 @@ class DiLoCo:
         fragments: int | Sequence[torch.nn.Module] = 1, delay: int = 0, mix: float = 0.0, codec: Given = None,
         on: Literal["workers", "servers"] = "workers",
     ) -> None:  # fmt: skip
-        parts, self._frozen = parts_of(model, fragments, "DiLoCo"), Frozen(model, "DiLoCo")
+        parts, self._frozen = parts_of(model, fragments, "DiLoCo"), Frozen(model, inner, "DiLoCo")
+        _refuse_another(inner)
         for name, parameter in (each for part in parts for each in part.items()):
             held_dtype(parameter, name, "DiLoCo")
         self._schedule, self._mix = Schedule(every, len(parts), delay), mix
@@ -110,7 +112,7 @@ class DiLoCo:
             except CodecError as error:
                 raise CodecError(f"DiLoCo: {error}") from None
             self._fragments, self._front = fragments_here, _Front(fragments_here)
-        self.inner, self.steps = inner, 0
+        self.inner, self.steps, self._sharded = inner, 0, sharding_modules(model)
         # By fragment, the step from which on what this rank has beyond the outer parameters was done. All ranks count the same.
         self._since = [0] * len(parts)
         self._hook: RemovableHandle | None = None  # None: the inner optimizer's steps are its own affair
@@ -131,8 +133,11 @@ class DiLoCo:
             self._count_no_more()
 
     def _count(self) -> None:
-        """Hear of the inner optimizer's steps from now on."""
+        """Hear of the inner optimizer's steps from now on, in place of another DiLoCo that did. Raises UsageError where that has steps to exchange."""
         if self._hook is None:
+            other = _refuse_another(self.inner)
+            if other is not None:
+                other._count_no_more()
             self._hook = self.inner.register_step_post_hook(self._stepped)
             self._psgc_skipped = self.inner._psgc_skipped = self._stepped  # type: ignore[attr-defined]  # where a GradScaler skips a step
 
@@ -141,18 +146,27 @@ class DiLoCo:
             self._hook.remove()
             self._hook = None
         for each in (self, self.inner):
-            if vars(each).get("_psgc_skipped") == self._stepped:  # the inner optimizer's may be another DiLoCo's by now
+            if vars(each).get("_psgc_skipped") == self._stepped:
                 del each._psgc_skipped  # type: ignore[union-attr]
 
     def _refuse_uncounted(self, call: str) -> None:
         if self._hook is None:
-            raise UsageError(f"DiLoCo.{call}: its block was left, and steps are exchanged no more; go on in another block of it, by `with`")
+            raise UsageError(
+                f"DiLoCo.{call}: its block was left, or another DiLoCo took its place, and steps are exchanged no more; go on in another block of it, by "
+                f"`with`"
+            )
+
+    @property
+    def _settled(self) -> bool:
+        """Whether all steps that it has counted are exchanged."""
+        return all(since == self.steps for since in self._since) and not any(fragment.under_way for fragment in self._fragments)
 
     def finish(self) -> None:
         """Take what is under way, and exchange every fragment that has had steps since it last left: all ranks then have the same parameters. The outer step is
         of that shorter progress; a fragment without any is not exchanged, since momentum would move it alone. Every rank must call it after as many steps.
         Raises UsageError after the block."""
         self._refuse_uncounted("finish()")
+        reshard(self._sharded)  # before pieces are written: what the outermost module has after an evaluation would be stale
         self._frozen.check()
         for place, fragment in enumerate(self._fragments):
             if fragment.under_way:
@@ -223,6 +237,8 @@ class DiLoCo:
         """The inner optimizer has taken a step; or a GradScaler has skipped it, on this rank and perhaps no other: it counts all the same."""
         self.steps += 1
         taken, leaving = self._schedule.taken(self.steps), self._schedule.leaving(self.steps)
+        if taken is not None or leaving is not None:
+            reshard(self._sharded)
         if taken is not None and self._fragments[taken].under_way:
             self._take(taken)
         if leaving is not None:
@@ -230,6 +246,19 @@ class DiLoCo:
             self._leave(leaving)
             if not self._schedule.delay:
                 self._take(leaving)
+
+
+def _refuse_another(inner: torch.optim.Optimizer) -> DiLoCo | None:
+    """The DiLoCo that counts the optimizer's steps, if there is one. Raises UsageError where it has steps to exchange: two would both move the parameters."""
+    other = getattr(getattr(inner, "_psgc_skipped", None), "__self__", None)
+    if not isinstance(other, DiLoCo):
+        return None
+    if not other._settled:
+        raise UsageError(
+            "DiLoCo: another DiLoCo counts this optimizer's steps, and has some to exchange; call its finish(), or leave its block, before another takes its "
+            "place"
+        )
+    return other
 
 
 class _Front(FrontEnd[FilledBucket]):

@@ -17,7 +17,7 @@ from psgc.torch.plans.choice import Choice
 from psgc.torch.tensors.declaring import spec_of
 from psgc.torch.tensors.held import held_dtype, rounded
 from psgc.torch.tensors.sent import FilledBucket
-from psgc.torch.tensors.shards import local
+from psgc.torch.tensors.shards import local, reshard, sharding_modules
 from psgc.worker.session import Session
 
 Outer = Callable[[Iterable[torch.Tensor]], torch.optim.Optimizer]
@@ -118,13 +118,18 @@ class Fragment:
 
 
 class Frozen:
-    """Which parameters of a model are frozen, and in no fragment, which does not change. by: whose fragments they are, for errors."""
+    """Which parameters of a model are frozen, and in no fragment, and which are trained, all of them in fragments: neither changes. by: whose fragments they
+    are, for errors. Raises UsageError as ``check`` does."""
 
-    def __init__(self, model: torch.nn.Module, by: str) -> None:
-        self._by, self._parameters = by, [(name, each, each.requires_grad) for name, each in model.named_parameters()]
+    def __init__(self, model: torch.nn.Module, inner: torch.optim.Optimizer, by: str) -> None:
+        self._model, self._inner, self._by = model, inner, by
+        self._parameters = [(name, each, each.requires_grad) for name, each in model.named_parameters()]
+        self._known = {id(each) for _, each, _ in self._parameters}
+        self.check()
 
     def check(self) -> None:
-        """Raise UsageError for one that is trained now, which nobody would exchange, and for one that is frozen now, which would go on moving."""
+        """Raise UsageError for a parameter that is trained now and in no fragment, which nobody would exchange, and for one that is frozen now, which would go
+        on moving. Modules of FSDP2's have been resharded."""
         by = self._by
         for name, parameter, trained in self._parameters:
             if parameter.requires_grad and not trained:
@@ -137,10 +142,24 @@ class Frozen:
                     f"{by}: parameter {name!r} is frozen now, and was trained when {by} was made, so that it is in a fragment, whose exchanges and outer "
                     f"momentum would move it; call finish() before it is frozen, and make another {by}"
                 )
+        for name, parameter in self._model.named_parameters():
+            if parameter.requires_grad and id(parameter) not in self._known:
+                raise UsageError(
+                    f"{by}: parameter {name!r} was not the model's when {by} was made, so that it is in no fragment and would not be exchanged; call "
+                    f"finish() before it is added or replaced, and make another {by}"
+                )
+        for number, group in enumerate(self._inner.param_groups):
+            for place, parameter in enumerate(group["params"]):
+                if parameter.requires_grad and id(parameter) not in self._known:
+                    raise UsageError(
+                        f"{by}: parameter {place} of the inner optimizer's group {number}, of shape {list(parameter.shape)}, is not the model's, so that it "
+                        f"is in no fragment and would not be exchanged; give {by} a model that has it, or train it by another optimizer"
+                    )
 
 
 def parts_of(model: torch.nn.Module, fragments: int | Sequence[torch.nn.Module], by: str) -> list[dict[str, torch.Tensor]]:
     """The trained parameters of each fragment. by: whose they are, for errors. Raises UsageError."""
+    reshard(sharding_modules(model))  # after an evaluation FSDP2's outermost module has whole parameters, whose memory it takes away
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     if not named:
         raise UsageError(f"{by}: the model has no parameters that require a gradient")
