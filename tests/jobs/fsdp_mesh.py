@@ -57,20 +57,21 @@ def joined(root: DeviceMesh, name: str) -> None:
         model = model_on(root, over)
         psgc.fsdp_hook(model, codec)
         print(f"{name} {codec}-{how} {train(model, torch.Generator().manual_seed(place))}", flush=True)
-    model, other = model_on(root, root["dp_shard"]), model_on(root, root["dp_shard"])
-    hook = psgc.fsdp_hook(model, "onebit")
+    model, *others = (model_on(root, root["dp_shard"]) for _ in range(3))
+    hook, resumed, shrunk = (psgc.fsdp_hook(each, "onebit") for each in (model, *others))
     train(model, torch.Generator().manual_seed(place), 2)
     states: list[Any] = [None] * 4
     dist.all_gather_object(states, hook.residual_state_dict())
-    resumed = psgc.fsdp_hook(other, "onebit")
-    resumed.load_residual_state_dict(states[dist.get_rank()])
-    kept = resumed.residual_state_dict()["memories"]["gradients"]
-    same = all(
-        torch.equal(values["residual"], kept[key]["residual"])
-        for key, values in states[dist.get_rank()]["memories"]["gradients"].items()
-        if "residual" in values
-    )
-    print(f"{name} state {same} {len(kept)}", flush=True)
+    own = states[dist.get_rank()]
+    resumed.load_residual_state_dict(own)
+    group_states = [states[rank] for rank in sorted(dist.get_process_group_ranks(root.get_group("dp_replicate")))]
+    # of a job with twice as many replicas, in which each had a double
+    doubled = [of | {"rank": rank, "size": 4, "mesh": [[0, 1, 2, 3]]} for rank, of in enumerate(group_states * 2)]
+    shrunk.load_residual_state_dict(doubled)
+    for how, of in (("state", resumed), ("shrunk", shrunk)):
+        kept = of.residual_state_dict()["memories"]["gradients"]
+        wanted = {key: values["residual"] for key, values in own["memories"]["gradients"].items() if "residual" in values}
+        print(f"{name} {how} {all(torch.equal(each, kept[key]['residual']) for key, each in wanted.items())} {len(wanted)}", flush=True)
     told("another's", lambda: resumed.load_residual_state_dict(states[dist.get_rank() ^ 1]))
 
 

@@ -145,7 +145,7 @@ def test_along_a_meshs_dimension_models_that_are_cut_otherwise_too_train_as_nati
             native = of_rank[name, "native"]
             assert of_rank[name, "none-shard"] == of_rank[name, "none-whole"] == native
             assert of_rank[name, "int8-whole"][0] != native[0], "the codec was in use"
-            assert of_rank[name, "state"] == ["True", "4"]
+            assert of_rank[name, "state"] == of_rank[name, "shrunk"] == ["True", "4"]
         for how in ("native", "int8-whole"):
             digests = [of_rank[name, how][0] for of_rank in found]
             assert digests[0] == digests[2] != digests[1] == digests[3], "two pieces, held by two ranks each"
