@@ -187,6 +187,9 @@ class ClusterSession(SessionWithOutcome):
     def stepped(self) -> None:
         self.outcome.launcher.tell("stepped")
 
+    def came_back(self) -> None:
+        self.outcome.launcher.tell("back")
+
     def hear_of_handovers(self, hear: Callable[[Handover], None]) -> None:
         if self.config.on_worker_loss != "stop" and self._network.handovers != self._without_state:
             raise UsageError(

@@ -187,6 +187,9 @@ class Session(ABC):
     def stepped(self) -> None:  # noqa: B027
         """This process, which has taken another's place, has completed a step: its launcher starts another again, should it die, too."""
 
+    def came_back(self) -> None:  # noqa: B027
+        """This process, which has taken another's place, has the state of a training that has no step left: its launcher waits for its end, as for others'."""
+
     @abstractmethod
     def publish(self, name: str, value: bytes) -> None:
         """Keep a value with the scheduler, to the job's end, for every rank that looks it up. A name has one value in a job. Returns at once.

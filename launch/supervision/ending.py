@@ -45,6 +45,10 @@ class Ending:
         if not self._due or (len(self._due) == 2 and term < self._due[0][0]):
             self._due = [(term, signal.SIGTERM), (term + self.patience.term_s, signal.SIGKILL)]
 
+    def withdraw(self) -> None:
+        """There is something to wait for after all. None of the signals has been sent."""
+        self._due, self._saves_until, self._held_at = [], float("inf"), float("inf")
+
     def hold(self, now: float) -> float | None:
         """A checkpoint is being written: postpone the signals, up to a limit. Returns for how many seconds at most, where that is to be said, once."""
         if not self._due or now >= self._saves_until:

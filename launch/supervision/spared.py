@@ -15,8 +15,8 @@ from psgc.launch.supervision.blame import Account
 
 @dataclass(slots=True)
 class Spared:
-    """may_be: of processes that may be, what says whether they are, once they have died. returning: in the place of dead ones, until they have taken a step.
-    too_late: returning ones that the job has ended without. last: who has died last, as a verdict on all."""
+    """may_be: of processes that may be, what says whether they are, once they have died. returning: in the place of dead ones, until they have taken a step, or
+    have the state of a training that has none left. too_late: returning ones that the job has ended without. last: who has died last, as a verdict on all."""
 
     may_be: dict[int, Callable[[], bool]] = field(default_factory=dict)
     returning: set[int] = field(default_factory=set)

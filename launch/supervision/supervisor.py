@@ -242,7 +242,9 @@ class Supervisor:
             elif report.event == "stepped":
                 self._ends.setdefault(report.child, Ends()).stepped()
                 self._fill_spares()
-                self._spared.returning.discard(report.child)
+                self._is_back(report.child)
+            elif report.event == "back":
+                self._is_back(report.child)
             elif self._spared.heeds(report):
                 continue
             elif report.event == "hung":
@@ -255,6 +257,13 @@ class Supervisor:
         self._end_if_failed()
         if self.blame.unneeded and not any(c.running for c in self.children if not c.service):
             self._end_within(0)
+
+    def _is_back(self, number: int) -> None:
+        """A process in a dead one's place has the job's state: it is waited for, even where others have come to the end a moment ago."""
+        if number in self._spared.returning:
+            self._spared.returning.discard(number)
+            if self._working and not (self._failing or self._ending_them):
+                self._ending.withdraw()
 
     def _name_by_rank(self, report: Report) -> None:
         if report.event == "joined" and report.rank >= 0 and 0 <= report.child < len(self.children):

@@ -31,6 +31,18 @@ def test_an_earlier_deadline_counts_and_a_later_one_does_not() -> None:
     assert ending.next(104.0) == signal.SIGKILL
 
 
+def test_what_is_withdrawn_may_be_due_again() -> None:
+    ending = Ending(PATIENCE)
+    ending.within(5.0, 100.0)
+    assert ending.hold(105.0) == 25.0
+    ending.withdraw()
+    assert ending.next(1e9) is None
+    ending.within(5.0, 200.0)
+    assert ending.next(204.9) is None
+    assert ending.hold(205.0) == 25.0, "a checkpoint has its whole time again, and that is said again"
+    assert ending.next(215.0) == signal.SIGTERM
+
+
 def test_a_checkpoint_is_waited_for_up_to_its_limit_which_is_said_once() -> None:
     ending = Ending(PATIENCE)
     assert ending.hold(99.0) is None

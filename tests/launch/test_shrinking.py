@@ -94,6 +94,28 @@ def test_a_rank_whose_processes_die_again_and_again_is_given_up(launched: Any, t
     assert re.search(r"psgc run: rank 1 was killed by SIGKILL \(pid \d+\); the others go on without it$", err, re.M), err
 
 
+def test_who_comes_back_when_all_steps_are_taken_is_waited_for(launched: Any, tmp_path: Path) -> None:
+    """It takes no step any more, but evaluates and saves as the others do, for longer than they."""
+    script, back, pid = tmp_path / "dies.py", str(tmp_path / "back"), str(tmp_path / "pid")
+    script.write_text(
+        TRAINS + "import time\nelastic = psgc.Elastic(model=model, optimizer=optimizer)\nfor step in elastic.steps(4):\n"
+        "    optimizer.zero_grad()\n    model(torch.ones(3)).sum().backward()\n    optimizer.step()\n"
+        "    if step == 3 and psgc.rank() == 1 and not elastic.replaced:\n        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "if psgc.rank() == 0:\n"
+        f"    while not os.path.exists({back!r}):\n        time.sleep(0.05)\n"
+        f"    open({pid + '~'!r}, 'w').write(str(os.getpid()))\n    os.rename({pid + '~'!r}, {pid!r})\n"
+        "else:\n"
+        f"    open({back!r}, 'w').close()\n"
+        f"    while not os.path.exists({pid!r}) or os.path.exists('/proc/' + open({pid!r}).read()):\n        time.sleep(0.05)\n"
+        "    time.sleep(9)\n"  # longer than who is left is waited for
+        "print('saved', elastic.replaced)\n"
+    )
+    status, out, err = launched.end(launched.psgc("run", "--no-prefix", "--", sys.executable, str(script), **SHRINK))
+    assert status == 0, err
+    assert sorted(out.splitlines()) == ["saved False", "saved True"], err
+    assert "rank 1 goes on at step 4 with the state of another rank" in err
+
+
 def test_when_all_have_died_the_job_has_failed(launched: Any, tmp_path: Path) -> None:
     popen = start(launched, tmp_path / "gate", workers=2, servers=1, dies=-1)
     launched.read_until(popen, "rank 1 step 3")

@@ -166,6 +166,39 @@ def test_a_second_ctrl_c_kills_at_once(launched: Any) -> None:
     assert launched.end(popen)[0] == 130
 
 
+SHRINKS = """
+import os, sys
+from psgc.launch.supervision.ending import Patience
+from psgc.launch.supervision.supervisor import Supervisor
+with Supervisor("launcher", False, Patience(service_s={grace_s}, term_s=0.2)) as supervisor:
+    supervisor.start("first", [sys.executable, "-c", {first!r}], os.environ)
+    supervisor.start("second", [sys.executable, "-c", {second!r}], os.environ, replaced=True, spared=lambda: True)
+    status = supervisor.run()
+sys.exit(status)
+"""
+
+
+@pytest.mark.parametrize(("told", "grace_s"), [("before", 0.5), ("after", 8)])
+def test_who_is_back_at_the_end_of_a_training_is_waited_for(launched: Any, tmp_path: Path, told: str, grace_s: float) -> None:
+    """It has the state, and evaluates or saves: it takes no step any more. told: that it is back, before the launcher has seen the other's end, or after."""
+    back, done = str(tmp_path / "back"), str(tmp_path / "done")
+    first = f"import os, time\nwhile not os.path.exists({back!r}): time.sleep(0.05)\n"
+    first += f"open({done + '~'!r}, 'w').write(str(os.getpid())); os.rename({done + '~'!r}, {done!r})"
+    second = (
+        TELLING + "import signal; tell('joined', rank=1)\nif os.environ['PSGC_INCARNATION'] == '1': os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    wait = (
+        f"while not os.path.exists({done!r}): time.sleep(0.05)\nwhile os.path.exists('/proc/' + open({done!r}).read()): time.sleep(0.05)\n"
+    )
+    steps = ["tell('back')\n", f"open({back!r}, 'w').close()\n", wait]
+    if told == "after":
+        steps.append(steps.pop(0))
+    second += "".join(steps) + f"time.sleep({grace_s} + 1); print('saved')"
+    status, out, err = launched.end(launched.python("-c", SHRINKS.format(grace_s=grace_s, first=first, second=second)))
+    assert (status, out) == (0, "saved\n"), err
+    assert "ending second" not in err, err
+
+
 def test_children_of_children_end_with_the_job(launched: Any) -> None:
     status, out, _ = launched.end(launched.supervised(("a", PARENT, False), prefix=False))
     assert (status, out) == (0, "up\n")

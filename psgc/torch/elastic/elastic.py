@@ -113,6 +113,8 @@ class Elastic:
         self._attendance = Attendance(self._session, self._session.config.on_worker_loss == "shrink", self._scale_lr)
         taken = self._join()
         first = 0 if taken is None else taken.step
+        if taken is not None and taken.ended:
+            self._session.came_back()  # it takes no step, of which the launcher would hear
         for step in range(first, total):
             self._begin(step, updates=taken.updates if taken is not None and step == first else 0)
             yield step
