@@ -12,6 +12,7 @@ from typing import Final
 
 from psgc import __version__
 from psgc.config import Config
+from psgc.diagnostics.report import Launcher
 from psgc.processes.absence import Absence, younger
 from psgc.processes.reminder import Reminder
 from psgc.transport.control.lifeline import Lifeline, Sign
@@ -27,6 +28,7 @@ class Admission:
     def __init__(self, config: Config, life: Lifeline, began: float) -> None:
         self._config, self._life, self.began = config, life, began
         self._session = session_number()
+        self._lineage = Launcher(config.launcher).number if config.incarnation else 0
         self._absence = Absence(TICK_S)
         self._named = Reminder(began)
         self._repeated = 0.0  # when it last asked
@@ -38,7 +40,7 @@ class Admission:
             "worker", __version__, host_id(), socket.gethostname(), os.getpid(), pid_started(os.getpid()),
             config.nodes, config.servers, config.node, config.local_rank, config.local_size, encrypt=config.encrypt,
             planned=bool(config.plan), roots=config.reduce_roots, switch=config.switch_size, asynchronous=config.async_mode,
-            session=self._session, incarnation=config.incarnation, shrinks=config.on_worker_loss == "shrink",
+            session=self._session, incarnation=config.incarnation, lineage=self._lineage, shrinks=config.on_worker_loss == "shrink",
         )  # fmt: skip
         return encode_body(body)
 

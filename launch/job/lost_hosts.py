@@ -9,13 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 from psgc.config import Config
 from psgc.launch.job.placing import Place
-
-# Processes that follow one another in a rank's place are numbered; a launcher on another host begins beyond all that the one before it can have started.
-NUMBERS_A_HOST: Final = 1 << 20
+from psgc.wire.messages import NUMBERS_A_HOST
 
 
 def check_reserve(config: Config, reserve: Sequence[Place]) -> str:

@@ -16,11 +16,12 @@ from psgc.launch.supervision.blame import Account
 @dataclass(slots=True)
 class Spared:
     """may_be: of processes that may be, what says whether they are, once they have died. returning: in the place of dead ones, until they have taken a step, or
-    have the state of a training that has none left. too_late: returning ones that the job has ended without. last: who has died last, as a verdict on all."""
+    have the state of a training that has none left. too_late: returning ones that the job has ended without, or that are not let
+    in, and what they were told. last: who has died last, as a verdict on all."""
 
     may_be: dict[int, Callable[[], bool]] = field(default_factory=dict)
     returning: set[int] = field(default_factory=set)
-    too_late: set[int] = field(default_factory=set)
+    too_late: dict[int, str] = field(default_factory=dict)
     last: tuple[str, int] | None = None
 
     def comes_back(self, number: int) -> None:
@@ -32,7 +33,7 @@ class Spared:
         """Whether this is a returning process's word that the job has ended without it."""
         if report.child not in self.returning or report.event != "job failed":
             return False
-        self.too_late.add(report.child)
+        self.too_late.setdefault(report.child, report.text)
         return True
 
     def spares(self, number: int, account: Account) -> bool:
@@ -45,5 +46,5 @@ class Spared:
         """It is not followed by another. Returns what to say."""
         late = number in self.too_late
         self.returning.discard(number)
-        self.last = self.last if late and self.last else (end, status if status > 0 else 128 - status)
+        self.last = self.last if late and self.last else (self.too_late.get(number) or end, status if status > 0 else 128 - status)
         return "" if late else f"{end}; the others go on without it"

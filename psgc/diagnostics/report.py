@@ -7,6 +7,7 @@ soon a launcher gives up; so it is no error if the launcher is gone, or in anoth
 
 from __future__ import annotations
 
+import hashlib
 import json
 import socket
 from dataclasses import asdict, dataclass
@@ -50,6 +51,11 @@ class Launcher:
     def __init__(self, address: str) -> None:
         self._name, _, number = address.rpartition(":")
         self._child = int(number) if number.isdigit() else -1
+
+    @property
+    def number(self) -> int:
+        """A number that no other launcher has; 0 if there is none."""
+        return int.from_bytes(hashlib.sha256(self._name.encode()).digest()[:8], "big") >> 2 if self._name else 0
 
     def tell(self, event: Event, text: str = "", rank: int = -1) -> bool:
         """Whether the launcher has been told; it then prints what has to be printed."""

@@ -16,7 +16,7 @@ from psgc.scheduler.records import Complete, Joined, succeeded
 from psgc.scheduler.roster import Member
 from psgc.transport.host import same_network
 from psgc.wire.frames import VERSION, Header, Kind
-from psgc.wire.messages import ErrorCode, Notice, Register, decode_body, encode_body
+from psgc.wire.messages import NUMBERS_A_HOST, ErrorCode, Notice, Register, decode_body, encode_body
 
 AT_ONE = "PSGC_REPLICAS=1, but servers and what takes their places are on one machine, of different launchers: replicas outlive the launchers, not the machine"
 
@@ -88,9 +88,17 @@ class Admission:
 
     def _replaced(self, worker: Member, peer: bytes, register: Register, now: float) -> list[Action]:
         assert self._job.losses is not None, "a worker's former process is known once everyone was there"
-        gone = worker.gone is not None or self._job.alive(worker.register) is False  # it may have ended since the last tick
-        if self._job.roster.is_past(register) or (register.incarnation <= worker.register.incarnation and not gone):
+        before = worker.register
+        gone = worker.gone is not None or self._job.alive(before) is False  # it may have ended since the last tick
+        if self._job.roster.is_past(register) or (register.incarnation <= before.incarnation and not gone):
             raise RemoteProtocolError(f"another process has taken the place of {worker.label}", ErrorCode.NOT_ADMITTED)
+        if not gone and register.lineage != before.lineage and _host_number(register) <= _host_number(before):
+            # of a machine that was cut off, perhaps, and whose launcher does not know that another one has its place
+            raise RemoteProtocolError(
+                f"pid {register.pid} on {register.hostname} is not let in, because {worker.label} has its place, which another launcher has started with the "
+                f"same DMLC_WORKER_ID, and which was heard {now - worker.last_seen:.0f} s ago",
+                ErrorCode.NOT_ADMITTED,
+            )
         if register.version != __version__:
             who = f"pid {register.pid} on {register.hostname}"
             return self._job.abort(
@@ -156,6 +164,11 @@ class Admission:
         kept = [*(Keep(Joined.of(member.peer, member.register)) for member in self._job.roster), Keep(Complete(self._job.epoch))]
         warning = [Log(logging.WARNING, AT_ONE)] if self._job.roster.at_one else []
         return [*kept, *warning, Log(logging.INFO, text), *map(self._job.topology, self._job.roster)]
+
+
+def _host_number(register: Register) -> int:
+    """Which of the hosts it is on that the job's own launcher has had take one another's place, each when it knew that nothing ran on the one before."""
+    return register.incarnation // NUMBERS_A_HOST
 
 
 def other_settings(former: Register, new: Register) -> str:

@@ -45,6 +45,8 @@ class ErrorCode(IntEnum):
 
 
 LEFT_OUT_IF_EMPTY: Final = {"left out": "if empty"}  # metadata of a field that was added later: bodies without it stay as they were
+# A worker's processes that a launcher starts in the place of a lost host are numbered beyond all that the launcher before it can have started.
+NUMBERS_A_HOST: Final = 1 << 20
 NETWORK_SCHEME, LOCAL_SCHEME = "tcp://", "shm://"  # schemes of the addresses that have fields of their own
 
 
@@ -75,8 +77,8 @@ class Register:
     switch: int = field(default=0, metadata=LEFT_OUT_IF_EMPTY)  # worker: how many of its node are behind one PCIe switch; 0: all of them
     asynchronous: bool = field(default=False, metadata=LEFT_OUT_IF_EMPTY)  # worker: PSGC_ASYNC=1
     session: int = field(default=0, metadata=LEFT_OUT_IF_EMPTY)  # how many sessions its process had before
-    # Which of the processes it is, from 1, that take one another's place; 0: its death ends the job. Those of a server have a number in common, those of a
-    # worker its node and local rank.
+    # Which of the processes it is, from 1, that take one another's place; 0: its death ends the job. Those of a server have a number in common, and those of a
+    # worker that one launcher starts.
     incarnation: int = field(default=0, metadata=LEFT_OUT_IF_EMPTY)
     lineage: int = field(default=0, metadata=LEFT_OUT_IF_EMPTY)
     shrinks: bool = field(default=False, metadata=LEFT_OUT_IF_EMPTY)  # worker: PSGC_ON_WORKER_LOSS=shrink

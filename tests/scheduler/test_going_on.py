@@ -10,7 +10,7 @@ from psgc.scheduler.actions import Action
 from psgc.scheduler.losses import TOO_LATE
 from psgc.scheduler.rendezvous import Barriers
 from psgc.wire.frames import Kind
-from psgc.wire.messages import Declare, ErrorCode, Lookup, Register, Topology
+from psgc.wire.messages import NUMBERS_A_HOST, Declare, ErrorCode, Lookup, Register, Topology
 from tests.scheduler.talk import DEAD_S, Job, aborted, declaration, end_of, logged, refused, register, sent
 from tests.scheduler.test_next_process import Followed
 
@@ -225,6 +225,55 @@ def test_a_process_of_another_launcher_takes_the_place_of_one_that_has_ended_a_m
 def test_a_stranger_in_a_living_workers_place_is_refused(job: Followed) -> None:
     stranger = register(node=1, pid=77, incarnation=1, shrinks=True)
     assert "another process has taken the place" in refused(job.join("x", stranger), ErrorCode.NOT_ADMITTED)
+
+
+def other_launchers(host: str, incarnation: int = 1) -> Register:
+    return register(node=1, pid=77 + incarnation, hostname=host, incarnation=incarnation, lineage=ord(host), shrinks=True)
+
+
+def launched(job: Followed) -> None:
+    """Worker 1's present process is of a launcher on another machine, which has started it in the place of one that is lost."""
+    job.dead = {1010}
+    job.note(job.tick(1))
+    job.note(job.tick(1))
+    job.note(job.join("B", other_launchers("B")))
+    job.hear_everyone()
+
+
+@pytest.mark.parametrize("follow", [False, True])
+def test_a_launcher_that_was_cut_off_does_not_oust_anothers_process_that_is_heard(job: Followed, follow: bool) -> None:
+    """It has started its worker again, which counts higher than the one that has the place, of another launcher."""
+    launched(job)
+    if follow:
+        job.follow()
+        job.join("B", other_launchers("B"))
+    said = refused(job.join("A", other_launchers("A", 2)), ErrorCode.NOT_ADMITTED)
+    assert "pid 79 on A is not let in, because worker 1 (node 1, local rank 0, pid 78 on B) has its place" in said
+    assert "which another launcher has started with the same DMLC_WORKER_ID" in said
+    assert not sent(job.say("B", Kind.HEARTBEAT), Kind.ERROR), "it has its place"
+
+
+def test_a_launchers_own_next_process_takes_the_place_at_once(job: Followed) -> None:
+    launched(job)
+    assert sent(job.join("B2", other_launchers("B", 2)), Kind.TOPOLOGY).keys() == {"B2"}
+
+
+def test_another_launchers_process_takes_the_place_of_one_that_is_not_heard_any_more(job: Followed) -> None:
+    launched(job)
+    for _ in range(int(DEAD_S) + 1):
+        for peer in ("w0", "w2", "s0"):
+            job.say(peer, Kind.HEARTBEAT)
+        job.tick(1)
+    assert sent(job.join("A", other_launchers("A", 2)), Kind.TOPOLOGY).keys() == {"A"}
+
+
+def test_a_spare_hosts_process_takes_the_place_before_the_lost_one_has_been_silent_for_long(job: Followed) -> None:
+    """The job's launcher knows that nothing runs on the lost host any more, and has the spare host's launcher count beyond all that may come of that."""
+    launched(job)
+    spare = other_launchers("S", 1 + NUMBERS_A_HOST)
+    assert sent(job.join("spare", spare), Kind.TOPOLOGY).keys() == {"spare"}
+    assert "another process has taken the place" in refused(job.join("A", other_launchers("A", 2)), ErrorCode.NOT_ADMITTED)
+    assert "not let in" in refused(job.join("C", other_launchers("C", 2 + NUMBERS_A_HOST)), ErrorCode.NOT_ADMITTED)
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,9 @@ from psgc.config import Config
 from psgc.errors import JobFailed
 from psgc.layout import Layout
 from psgc.wire.frames import SCHEDULER_SENDER, Header, Kind
-from psgc.wire.messages import ErrorCode, Notice, Topology, encode_body
+from psgc.wire.messages import ErrorCode, Notice, Register, Topology, decode_body, encode_body
 from psgc.worker import coordinator as module
+from psgc.worker.admission import Admission
 from psgc.worker.coordinator import Coordinator
 from psgc.worker.membership import Membership
 
@@ -158,3 +159,14 @@ def test_a_worker_that_counted_as_dead_says_again_what_is_unanswered_when_it_is_
     coordinator.receive({connection.socket})
     assert said == [Kind.REGISTER, Kind.BARRIER]
     coordinator.close()
+
+
+def test_processes_that_one_launcher_starts_have_a_number_in_common() -> None:
+    def lineage(launcher: str, incarnation: int) -> int:
+        config = Config(launcher=launcher, incarnation=incarnation)
+        return decode_body(Register, Admission(config, SimpleNamespace(), 0.0).request()).lineage  # type: ignore[arg-type]
+
+    first = lineage("psgc-launcher/7/a:0", 1)
+    assert first == lineage("psgc-launcher/7/a:1", 2) > 0
+    assert lineage("psgc-launcher/7/b:0", 1) not in (first, 0)
+    assert lineage("psgc-launcher/7/a:0", 0) == lineage("", 1) == 0
