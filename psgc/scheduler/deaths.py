@@ -58,7 +58,7 @@ class Deaths:
             member.gone = now if member.gone is None else member.gone
             if now - member.gone < LAST_WORDS_S:
                 return None
-            if not member.register.incarnation:
+            if not (member.register.incarnation or may_be_replaced(member)):
                 return f"{member.label} died: its process is gone without leaving the job; look at its log"
             return self._not_followed(member, now)
         if alive:
@@ -111,7 +111,7 @@ class Deaths:
         return f"{text}; what it had kept is lost with it: PSGC_REPLICAS=1 keeps it on another machine, too, and PSGC_RESTARTS starts a job again"
 
     def _not_followed(self, member: Member, now: float) -> str | None:
-        """Of a member that has died, whose launcher starts it again, or ends the job: why the job cannot wait for it any more."""
+        """Of a member that has died, whose launcher starts it again, or ends the job, or that the job goes on without: why it cannot any more."""
         assert member.gone is not None
         worker, since = member.register.role == "worker", now - member.gone
         if worker and self._job.losses is None:

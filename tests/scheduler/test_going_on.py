@@ -16,7 +16,7 @@ from tests.scheduler.test_next_process import Followed
 
 
 def of(node: int, incarnation: int = 1) -> Register:
-    return register(node=node, pid=1000 + 10 * node + 100 * (incarnation - 1), incarnation=incarnation, shrinks=True)
+    return register(node=node, pid=1000 + 10 * node + 100 * max(0, incarnation - 1), incarnation=incarnation, shrinks=True)
 
 
 def shrinking(workers: int = 3, anew: bool = False) -> Followed:
@@ -54,9 +54,29 @@ def test_servers_are_told_at_once_and_again_and_workers_hear_a_line(job: Followe
     assert (registered.plan, registered.step) == (1, 2), "and on each new connection of a server"
 
 
-def test_who_dies_before_everyone_was_there_ends_the_job() -> None:
+@pytest.mark.parametrize("here", [True, False], ids=["on the scheduler's host", "elsewhere"])
+def test_a_worker_that_no_launcher_has_started_is_left_out_as_others_are(here: bool) -> None:
     job = Followed(2, 1)
-    job.join("w0", of(0))
+    job.note(job.join("s0", register("server", 0, index=0)))
+    for node in range(2):
+        job.note(job.join(f"w{node}", register(node=node, shrinks=True)))
+    if here:
+        actions = die(job, 1)
+    else:
+        actions = []
+        for _ in range(int(DEAD_S) + 2):
+            for peer in ("w0", "s0"):
+                job.say(peer, Kind.HEARTBEAT)
+            actions += job.note(job.tick(1))
+    assert not sent(actions, Kind.ABORT)
+    assert "pid 1010 on host1) died: the others go on without it, 1 of 2 ranks are missing now" in logged(actions)
+    assert set(sent(job.say("w0", Kind.BARRIER, step=1), Kind.BARRIER)) == {"w0"}
+
+
+@pytest.mark.parametrize("incarnation", [0, 1])
+def test_who_dies_before_everyone_was_there_ends_the_job(incarnation: int) -> None:
+    job = Followed(2, 1)
+    job.join("w0", of(0, incarnation))
     job.dead = {1000}
     assert "worker (node 0" in aborted(job.run(2))
 
