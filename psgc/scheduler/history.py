@@ -25,7 +25,7 @@ def records(job: Job) -> Iterator[Record]:
         yield succeeded(index, servers[index].peer, servers[index].register)
     for member in job.roster:
         if member.left:
-            yield Left(member.register.role, member.rank)
+            yield Left.of(member)
     if job.failed is not None:
         yield Failed(job.failed[1])
 
@@ -60,7 +60,9 @@ def resume(job: Job, written: Iterable[Record], now: float) -> None:
             if (standby := job.roster.standby_of(record.server)) is not None:
                 job.roster.drop(standby)
         elif isinstance(record, Left):
-            job.of_rank(record.role, record.index).left = True
+            left = job.roster.standby_of(record.index) if record.standby else job.of_rank(record.role, record.index)
+            if left is not None:
+                left.left = True
         elif isinstance(record, Failed):
             job.failed = (now, record.text)
         elif not job.losses.heed(record, now):

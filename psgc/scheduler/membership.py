@@ -220,7 +220,7 @@ class Membership(Job):
 
     def _bye(self, member: Member, now: float) -> list[Action]:
         member.left = True
-        return [Keep(Left(member.register.role, member.rank)), self.post.send(member.peer, Kind.BYE), *self._after_bye(member, now)]
+        return [Keep(Left.of(member)), self.post.send(member.peer, Kind.BYE), *self._after_bye(member, now)]
 
     def _after_bye(self, member: Member, now: float) -> list[Action]:
         if self.failed is not None:

@@ -7,11 +7,12 @@ written down members say again on their new connection (``worker/requests.py``):
 from __future__ import annotations
 
 import base64
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from psgc.errors import RemoteProtocolError
-from psgc.wire.messages import Register, parse_record, plain
+from psgc.scheduler.roster import Member
+from psgc.wire.messages import LEFT_OUT_IF_EMPTY, Register, parse_record, plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +105,15 @@ class Alone:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A member has left in order. index: a worker's rank or a server's number."""
+    """A member has left in order. index: a worker's rank or a server's number; standby: it is that server's standby, not the server."""
 
     role: str
     index: int
+    standby: bool = field(default=False, metadata=LEFT_OUT_IF_EMPTY)
+
+    @classmethod
+    def of(cls, member: Member) -> Left:
+        return cls(member.register.role, member.rank, member.register.standby)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ RECORDS: list[Record] = [
     Absent(1),
     Alone(0),
     Left("worker", 0),
+    Left("server", 0, standby=True),
 ]
 TOKEN = "a token that nobody guesses"
 

@@ -12,7 +12,7 @@ from psgc.scheduler.membership import Membership
 from psgc.scheduler.records import from_json, to_json
 from psgc.wire.frames import Kind
 from psgc.wire.messages import Topology
-from tests.scheduler.talk import DEAD_S, JOB, Job, aborted, declaration, logged, register, sent
+from tests.scheduler.talk import DEAD_S, JOB, Job, aborted, declaration, end_of, logged, register, sent
 
 
 def server(number: int, standby: bool = False, incarnation: int = 1, **other: Any) -> Any:
@@ -202,6 +202,29 @@ def test_the_process_that_follows_one_that_had_moved_is_the_server() -> None:
     assert set(told) == {"b1 again"} and not told["b1 again"].stands_by and told["b1 again"].rank == 0
 
 
+def followed(job: Job, journal: list[str]) -> None:
+    """Another process takes the scheduler's place."""
+    job.membership = Membership(2, 2, JOB, job.now, job._alive, dead_s=DEAD_S, replicas=True)
+    job.membership.resume(map(from_json, map(json.loads, journal)), job.now)
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_another_process_of_the_scheduler_waits_for_a_server_whose_standby_has_left(anew: bool) -> None:
+    job = complete()
+    journal = [json.dumps(to_json(record)) for record in job.membership.records()]
+    said = [action for peer in ("w0", "w1", "b1") for action in job.say(peer, Kind.BYE)]
+    journal += [json.dumps(to_json(action.record)) for action in said if hasattr(action, "record")]
+    followed(job, [json.dumps(to_json(record)) for record in job.membership.records()] if anew else journal)
+    assert {member.label for member in job.membership.roster if not member.left} == {
+        "server 0 (pid 3001 on host0)", "server 1 (pid 3101 on host1)", "the standby of server 1 (pid 3011 on host0)"
+    }  # fmt: skip
+    assert set(sent(job.tick(1), Kind.BYE)) == {"s0", "s1", "b0"}
+    for peer in ("s0", "s1", "b0"):
+        assert end_of(job.tick(1)) is None
+        end = end_of(job.say(peer, Kind.BYE))
+    assert end is not None and end.status == 0
+
+
 @pytest.mark.parametrize("anew", [False, True])
 def test_another_process_of_the_scheduler_knows_who_has_moved_and_who_is_alone(anew: bool) -> None:
     job = complete()
@@ -210,8 +233,7 @@ def test_another_process_of_the_scheduler_knows_who_has_moved_and_who_is_alone(a
     journal = (
         [json.dumps(to_json(record)) for record in job.membership.records()] if anew else journal + [json.dumps(to_json(r)) for r in kept]
     )
-    job.membership = Membership(2, 2, JOB, job.now, job._alive, dead_s=DEAD_S, replicas=True)
-    job.membership.resume(map(from_json, map(json.loads, journal)), job.now)
+    followed(job, journal)
     told = topologies(job.join("b1", server(1, standby=True)))
     assert (told["b1"].rank, told["b1"].stands_by) == (0, False)
     assert [address.address for address in told["b1"].servers] == ["tcp://host1:91", "tcp://host1:90"]
