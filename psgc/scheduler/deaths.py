@@ -127,6 +127,8 @@ class Deaths:
     def _mourn(self, member: Member, now: float) -> list[Action]:
         if self._job.losses is None or member.gone is None or now - member.gone < LAST_WORDS_S or not may_be_replaced(member):
             return []
+        if not member.mourned:
+            self._job.roster.note_death(member)
         return self._job.losses.mourn(member, now)
 
     def _silence(self, member: Member, now: float) -> Log | None:

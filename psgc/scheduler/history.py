@@ -56,6 +56,7 @@ def resume(job: Job, written: Iterable[Record], now: float) -> None:
                 job.agreements.declarations.begins_anew(record.index)
             else:
                 job.losses.resumed(member, record.generation)
+                member.waited_ms = member.waited_before_ms = record.waited_before_ms
         elif isinstance(record, Alone):
             if (standby := job.roster.standby_of(record.server)) is not None:
                 job.roster.drop(standby)

@@ -81,7 +81,7 @@ class Losses:
         worker.generation += 1
         self._handovers.replaced(worker.rank)
         self._agreements.come_back(worker.rank)
-        kept = Keep(succeeded(worker.rank, peer, register, worker.generation))
+        kept = Keep(succeeded(worker.rank, peer, register, worker.generation, worker.waited_before_ms))
         return [kept, Log(logging.WARNING, text), *self._tell(text, worker), *self._fail_of(worker.rank)]
 
     def records(self) -> Iterator[Record]:
@@ -90,7 +90,7 @@ class Losses:
             yield Handed(self._handovers.count)
         for worker in self._roster.workers():
             if worker.generation > 1:
-                yield succeeded(worker.rank, worker.peer, worker.register, worker.generation)
+                yield succeeded(worker.rank, worker.peer, worker.register, worker.generation, worker.waited_before_ms)
                 if worker.rank not in self._handovers.without:
                     yield Settled(worker.rank)
             if worker.absent:

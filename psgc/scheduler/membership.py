@@ -205,11 +205,12 @@ class Membership(Job):
         return self.post.send(member.peer, Kind.HEARTBEAT, plan=least.rank, key=least.waited_ms, step=self._most_ms)
 
     def _note_waited(self, member: Member, waited_ms: int) -> None:
-        """Counts only grow, so the least is searched again only when its own count has grown: once a heartbeat, for any number of members."""
-        member.waited_ms = waited_ms
-        self._most_ms = max(self._most_ms, waited_ms)
-        if self._least is None or self._least is member or self._least.absent or waited_ms < self._least.waited_ms:
-            self._least = min((m for m in self.roster.workers() if not m.absent), key=lambda m: m.waited_ms, default=None)
+        """waited_ms: of this process. Counts only grow, so the least is searched again only when its own count has grown: once a heartbeat, for any number of
+        members."""
+        member.waited_ms = member.waited_before_ms + waited_ms
+        self._most_ms = max(self._most_ms, member.waited_ms)
+        if self._least is None or self._least is member or self._least.absent or member.waited_ms < self._least.waited_ms:
+            self._least = self.roster.least_waited()
 
     def _observed(self, peer: bytes, now: float) -> Send:
         if self.failed is not None:

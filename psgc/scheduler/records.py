@@ -63,12 +63,13 @@ class Complete:
 @dataclass(frozen=True, slots=True)
 class Succeeded:
     """A member's place was taken by another process: a server's, which serves no layout yet, or a worker's, which has no state yet. index: its number or rank;
-    generation: which of the processes that follow one another it is, of a worker."""
+    generation: which of the processes that follow one another it is, of a worker; waited_before_ms: what counts as waited by those before it."""
 
     index: int
     peer: str
     register: dict[str, Any]
     generation: int = 1
+    waited_before_ms: int = field(default=0, metadata=LEFT_OUT_IF_EMPTY)
 
     def read(self) -> tuple[bytes, Register]:
         """Raises RemoteProtocolError."""
@@ -246,6 +247,6 @@ def _peer(text: str) -> bytes:
         raise RemoteProtocolError(f"{text!r:.80} names no connection") from None
 
 
-def succeeded(index: int, peer: bytes, register: Register, generation: int = 1) -> Succeeded:
+def succeeded(index: int, peer: bytes, register: Register, generation: int = 1, waited_before_ms: int = 0) -> Succeeded:
     joined = Joined.of(peer, register)
-    return Succeeded(index, joined.peer, joined.register, generation)
+    return Succeeded(index, joined.peer, joined.register, generation, waited_before_ms)

@@ -43,7 +43,9 @@ class Member:
     rank: int = -1
     left: bool = False
     absent: bool = False  # a worker that has died, and that the job goes on without
-    waited_ms: int = 0  # how long a worker has waited for steps' results, by its own count
+    waited_ms: int = 0  # how long a worker has waited for steps' results, by its own count, and those of the processes before it
+    waited_before_ms: int = 0  # of that, what these had waited
+    others_waited_ms: int = 0  # when it died, how long the one of the others had that had waited least
     report: Report | None = None  # its last one
     told_left: int = 0  # how often a server was told of a worker that has left
 
@@ -166,8 +168,25 @@ class Roster:
         del self._registered[standby.register]
         self._names = {name: other for name, other in self._names.items() if other is not standby}
 
+    def least_waited(self, but: Member | None = None) -> Member | None:
+        """Of the workers that are there, without ``but``, that which has waited least for steps' results."""
+        return min((m for m in self._workers if not m.absent and m is not but), key=lambda m: m.waited_ms, default=None)
+
+    def note_death(self, worker: Member) -> None:
+        """A worker has died, and another process may take its place."""
+        least = self.least_waited(worker)
+        worker.others_waited_ms = 0 if least is None else least.waited_ms
+
+    def _count_on(self, worker: Member) -> None:
+        """Have the count of a worker's next process, which begins at 0, go on from that of the former one. What others waited while nobody was there says
+        nothing of how fast either is; where this process of the scheduler has not heard the former one's count, it goes on from the least."""
+        if (worker.mourned or not worker.waited_ms) and (least := self.least_waited(worker)) is not None:
+            worker.waited_ms += max(0, least.waited_ms - worker.others_waited_ms)
+        worker.waited_before_ms = worker.waited_ms
+
     def replace(self, member: Member, peer: bytes, register: Register, now: float) -> None:
         """Another process has taken the place of the member's, of which nothing that may still come is heeded."""
+        self._count_on(member)
         del self._registered[member.register]
         self._processes[_process(member.register)].remove(member)
         self._processes.setdefault(_process(register), []).append(member)

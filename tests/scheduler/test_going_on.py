@@ -247,6 +247,46 @@ def test_a_stranger_in_a_living_workers_place_is_refused(job: Followed) -> None:
     assert "another process has taken the place" in refused(job.join("x", stranger), ErrorCode.NOT_ADMITTED)
 
 
+def hear(job: Followed, waited_ms: dict[str, int]) -> tuple[int, int, int]:
+    """The rank that workers hear of as the one that has waited least, how long, and the most that any has."""
+    for peer, waited in waited_ms.items():
+        answer = sent(job.say(peer, Kind.HEARTBEAT, step=waited), Kind.HEARTBEAT)[peer]
+    return answer.plan, answer.key, answer.step
+
+
+def come_back(job: Followed) -> None:
+    job.note(job.join("w1b", of(1, 2)))
+    job.note(job.say("w1b", Kind.STATE, key=1))
+
+
+@pytest.mark.parametrize("quick", [True, False], ids=["at once", "after others have waited"])
+@pytest.mark.parametrize("follow", ["", "before", "after"])
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_rank_whose_process_was_replaced_is_not_the_slowest_for_that(quick: bool, follow: str, anew: bool) -> None:
+    """Its next process counts from 0 how long it waits. follow: another process of the scheduler comes before that one, or after it."""
+    job, meanwhile = shrinking(anew=anew), 0 if quick else 60000
+    assert hear(job, {"w0": 4000, "w1": 7000, "w2": 5000}) == (0, 4000, 7000)
+    if not quick:
+        die(job, 1)
+    if follow == "before":
+        job.follow()
+    hear(job, {"w0": 4000 + meanwhile, "w2": 5000 + meanwhile})
+    come_back(job)
+    if follow == "after":
+        job.follow()
+    assert hear(job, {"w1b": 3000, "w0": 5000 + meanwhile, "w2": 6000 + meanwhile})[:2] == (0, 5000 + meanwhile)
+    own = 4000 if follow == "before" else 7000  # what is not known of the former is as the others' least
+    assert job.membership.roster.workers()[1].waited_ms == own + meanwhile + 3000
+
+
+def test_a_rank_that_others_have_waited_for_stays_that_when_its_process_is_replaced(job: Followed) -> None:
+    assert hear(job, {"w0": 4000, "w1": 1000, "w2": 5000}) == (1, 1000, 5000)
+    die(job, 1)
+    hear(job, {"w0": 24000, "w2": 25000})
+    come_back(job)
+    assert hear(job, {"w0": 24500, "w1b": 100, "w2": 25600}) == (1, 21100, 25600)
+
+
 def other_launchers(host: str, incarnation: int = 1) -> Register:
     return register(node=1, pid=77 + incarnation, hostname=host, incarnation=incarnation, lineage=ord(host), shrinks=True)
 
