@@ -13,7 +13,7 @@ from torch import nn
 
 import psgc.torch as psgc
 from psgc.errors import LayoutMismatch, UsageError
-from psgc.torch.tensors.broadcast import CHUNK_BYTES, HEAD_BYTES
+from psgc.torch.tensors.broadcast import CHUNK_BYTES, HEAD_BYTES, broadcast_from_root
 from psgc.worker.session import ROOT_OF
 from tests.torch.small_models import seeded
 
@@ -30,6 +30,34 @@ def test_parameters_and_buffers_become_the_roots(ranks: Any, root: int) -> None:
         return str(model.state_dict())
 
     assert ranks.run(3, work) == [str(model_of(root).state_dict())] * 3
+
+
+class WithMore(nn.Module):
+    """Tied weights, a buffer that is not saved, and something that is saved and is no tensor."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.first, self.second, self.more = nn.Linear(2, 2), nn.Linear(2, 2), {"rank": rank}
+        self.second.weight = self.first.weight
+        self.register_buffer("saved", torch.full((2,), float(rank)))
+        self.register_buffer("unsaved", torch.full((3,), float(rank)), persistent=False)
+
+    def get_extra_state(self) -> Any:
+        return self.more
+
+    def set_extra_state(self, state: Any) -> None:
+        self.more = state
+
+
+def test_an_elastic_training_begins_with_the_roots_buffers_that_are_not_saved_too(ranks: Any) -> None:
+    def work(rank: int) -> tuple[str, int]:
+        model = seeded(lambda: WithMore(rank), rank)
+        broadcast_from_root(model, torch.optim.SGD(model.parameters(), lr=0.1), "Elastic.")
+        assert model.second.weight is model.first.weight
+        return str([*model.named_parameters(), *model.named_buffers()]), model.more["rank"]
+
+    root = seeded(lambda: WithMore(0), 0)
+    assert ranks.run(3, work) == [(str([*root.named_parameters(), *root.named_buffers()]), rank) for rank in range(3)]
 
 
 @pytest.mark.parametrize("form", ["mapping", "pairs", "iterator"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from typing import Any
 
@@ -320,6 +321,25 @@ def test_what_cannot_be_followed_is_refused() -> None:
     next(iter(psgc.Elastic(model=model, optimizer=optimizer).steps(1)))
     with pytest.raises(UsageError, match=r"step\(closure\)"):
         optimizer.step(lambda: model(torch.ones(2, 4)).sum())
+
+
+@pytest.mark.parametrize("followed", [True, False])
+def test_what_modules_save_besides_tensors_is_named_where_another_process_would_not_have_it(
+    followed: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Scaled(torch.nn.Linear):
+        def get_extra_state(self) -> Any:
+            return {"scale": 2.0}
+
+        def set_extra_state(self, state: Any) -> None: ...
+
+    monkeypatch.setattr(psgc.Elastic, "_followed", followed)
+    monkeypatch.setattr(logging.getLogger("psgc"), "propagate", True)
+    model = torch.nn.Sequential(Scaled(2, 2), torch.nn.Linear(2, 2), *(Scaled(2, 2) for _ in range(4)))
+    optimizer = psgc.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    assert list(psgc.Elastic(model=model, optimizer=optimizer).steps(2)) == [0, 1]
+    said = "Elastic: what modules save besides tensors (get_extra_state of 0, 2, 3 and 2 more) is each rank's own"
+    assert caplog.text.count(said) == followed, caplog.text
 
 
 def test_a_state_that_is_not_plain_is_refused_before_the_first_step() -> None:

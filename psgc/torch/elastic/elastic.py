@@ -138,6 +138,11 @@ class Elastic:
                 f"the loop, or set PSGC_ON_WORKER_LOSS=stop"
             )
         broadcast_from_root(self._model, self._optimizer, f"{WHOSE}.")
+        if self._followed and self._session.rank == 0 and (names := self._state.left_out()):
+            logger.warning(
+                "%s: what modules save besides tensors (get_extra_state of %s) is each rank's own, and a process that takes a dead worker's place has what its "
+                "script makes; give it in extra=, too, if that matters", WHOSE, ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else ""),
+            )  # fmt: skip
         return None
 
     def _begin(self, step: int, ended: bool = False, updates: int = 0) -> None:

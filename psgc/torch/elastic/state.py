@@ -128,6 +128,11 @@ class TrainingState:
                     f"DistributedOptimizer, in groups, or requires_grad_(False) to what is not trained"
                 )
 
+    def left_out(self) -> list[str]:
+        """The model's modules that save something besides tensors, which is not part of the state."""
+        plain = torch.nn.Module.get_extra_state
+        return [name or "the model" for name, module in self._model.named_modules() if type(module).get_extra_state is not plain]
+
     def check_alone(self) -> None:
         """Raise UsageError where another DistributedOptimizer of this job has averaged gradients, too: what it has trained would not get to other processes."""
         for other in optimizers_in(self._session):

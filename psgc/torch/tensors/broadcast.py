@@ -103,9 +103,10 @@ def _fill(tensors: Sequence[torch.Tensor], own: Sequence[torch.Tensor]) -> None:
 
 
 def broadcast_from_root(model: torch.nn.Module, optimizer: torch.optim.Optimizer, prefix: str) -> None:
-    """Give every rank rank 0's parameters, buffers and optimizer state, before the first step. Once in a job."""
+    """Give every rank rank 0's parameters, buffers and optimizer state, before the first step. Once in a job. Buffers that are not saved, too, which
+    ``state_dict()`` leaves out; what modules save besides tensors is each rank's own."""
     session = _checked_root(0)
-    broadcast_tensors(list(model.state_dict().items()), 0, prefix)
+    broadcast_tensors([*model.named_parameters(), *model.named_buffers()], 0, prefix)
     _broadcast_optimizer(session, optimizer, 0, prefix, False)
 
 
