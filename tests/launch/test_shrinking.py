@@ -116,6 +116,17 @@ def test_who_comes_back_when_all_steps_are_taken_is_waited_for(launched: Any, tm
     assert "rank 1 goes on at step 4 with the state of another rank" in err
 
 
+def test_while_rank_0_is_missing_the_next_one_saves_as_the_docs_say(launched: Any, tmp_path: Path) -> None:
+    job = str(ROOT / "tests" / "jobs" / "elastic_saves.py")
+    status, out, err = launched.end(launched.psgc("run", "--no-prefix", "--", sys.executable, job, str(tmp_path), "12", "dies", **SHRINK))
+    assert status == 0, err
+    found = {path.name for path in tmp_path.iterdir()}
+    assert found - {"checkpoint-6.pt"} == {"checkpoint-3.pt", "checkpoint-9.pt", "checkpoint-12.pt"}, (
+        "the others may not know yet at step 6"
+    )
+    assert out.count("weights ") == 1
+
+
 def test_when_all_have_died_the_job_has_failed(launched: Any, tmp_path: Path) -> None:
     popen = start(launched, tmp_path / "gate", workers=2, servers=1, dies=-1)
     launched.read_until(popen, "rank 1 step 3")

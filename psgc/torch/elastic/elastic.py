@@ -139,10 +139,11 @@ class Elastic:
             )
         broadcast_from_root(self._model, self._optimizer, f"{WHOSE}.")
         if self._followed and self._session.rank == 0 and (names := self._state.left_out()):
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
             logger.warning(
-                "%s: what modules save besides tensors (get_extra_state of %s) is each rank's own, and a process that takes a dead worker's place has what its "
-                "script makes; give it in extra=, too, if that matters", WHOSE, ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else ""),
-            )  # fmt: skip
+                f"{WHOSE}: what modules save besides tensors (get_extra_state of {', '.join(names[:3])}{more}) is each rank's own, and a process that takes a "
+                f"dead worker's place has what its script makes; give it in extra=, too, if that matters"
+            )
         return None
 
     def _begin(self, step: int, ended: bool = False, updates: int = 0) -> None:

@@ -161,7 +161,7 @@ def _refuse_replaceable() -> None:
         refuse_replaceable(
             api.current_session(),
             "Checkpoints",
-            "have rank 0 save the model and the optimizer by torch.save, or use PSGC_ON_WORKER_LOSS=stop",
+            "have the lowest rank that takes part (psgc.on_membership) save the model and the optimizer by torch.save, or use PSGC_ON_WORKER_LOSS=stop",
         )
 
 
