@@ -47,7 +47,7 @@ from typing import Any, Final
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(1, str(Path(__file__).resolve().parent.parent / "examples"))
 
-from far_apart_report import draw, runs_of, tables
+from far_apart_report import LR, draw, runs_of, tables
 from slow_links import interface_bytes
 from testbed import Member, Testbed, TestbedError, everywhere, psgc_job, run_members
 
@@ -83,7 +83,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is the same for all systems. curve: steps between two points of the curve; 0: none are taken."""
+    """What is the same for all systems. curve: steps between two points of the curve; 0: none are taken. lr: of AdamW."""
 
     steps: int
     every: int
@@ -92,18 +92,23 @@ class Job:
     learners: int = 2
     seed: int = 0
     curve: int = 0
+    lr: float = LR
+
+    def named(self) -> dict[str, Any]:
+        """For results, in which the usual rate is not named."""
+        return {name: value for name, value in asdict(self).items() if name != "lr" or value != LR}
 
 
 # in the learners' processes
 
 
-def model_and_optimizer(seed: int) -> tuple[Any, Any]:
+def model_and_optimizer(job: Job) -> tuple[Any, Any]:
     import torch
     from gpt_model import Gpt, GptConfig
 
-    torch.manual_seed(seed)
+    torch.manual_seed(job.seed)
     model = Gpt(GptConfig())
-    return model, torch.optim.AdamW(model.parameters(), lr=3e-3)
+    return model, torch.optim.AdamW(model.parameters(), lr=job.lr)
 
 
 class Learner:
@@ -161,7 +166,7 @@ def by_ddp(learner: Learner) -> Any:
     import torch.distributed as dist
 
     dist.init_process_group("gloo", rank=learner.learner, world_size=learner.job.learners)
-    model, optimizer = model_and_optimizer(learner.job.seed)
+    model, optimizer = model_and_optimizer(learner.job)
     learner.train(model, torch.nn.parallel.DistributedDataParallel(model), optimizer)
     dist.barrier()
     return model
@@ -177,7 +182,7 @@ def by_torchft(learner: Learner, address: str, how: str) -> Any:
 
     from psgc.torch.rarely.fragment import parts_of
 
-    model, optimizer = model_and_optimizer(learner.job.seed)
+    model, optimizer = model_and_optimizer(learner.job)
     parts = [torch.nn.ParameterList(part.values()) for part in parts_of(model, FRAGMENTS if how == "streaming" else 1, "far_apart")]
     outer = [torch.optim.SGD(part.parameters(), **OUTER) for part in parts]
     streaming = {"fragment_sync_delay": travels(learner.job), "fragment_update_alpha": 0.5} if how == "streaming" else {}
@@ -216,7 +221,7 @@ def by_psgc(learner: Learner, how: str) -> Any:
         "sparseloco": {"codec": "sparseloco", "outer": "average"},
     }
     psgc.init()
-    model, optimizer = model_and_optimizer(learner.job.seed)
+    model, optimizer = model_and_optimizer(learner.job)
     if how == "demo":
         psgc.broadcast_parameters(model.state_dict())
         learner.train(model, model, psgc.DeMo(model.named_parameters(), lr=1e-3))
@@ -230,7 +235,7 @@ def by_psgc(learner: Learner, how: str) -> Any:
 def by_decoupled(learner: Learner, at: str) -> Any:
     import psgc.torch as psgc
 
-    model, optimizer = model_and_optimizer(learner.job.seed)
+    model, optimizer = model_and_optimizer(learner.job)
     with psgc.Decoupled(model, optimizer, every=learner.job.every, at=at, name=f"learner{learner.learner}", codec="int4"):
         learner.train(model, model, optimizer)
     return model
@@ -313,7 +318,7 @@ def of_the_mean(job: Job, folder: Path) -> float:
     import torch
 
     states = [torch.load(folder / f"{learner}.pt") for learner in range(job.learners)]
-    model, _ = model_and_optimizer(job.seed)
+    model, _ = model_and_optimizer(job)
     model.load_state_dict({name: torch.stack([state[name] for state in states]).mean(0) for name in states[0]})
     return validation_loss(model)
 
@@ -381,6 +386,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=50, help="steps between two exchanges, of those that exchange rarely (default: 50)")
     parser.add_argument("--learners", type=int, default=2, help="each on a host of its own (default: 2)")
     parser.add_argument("--seed", type=int, default=0, help="of the model and the batches (default: 0)")
+    parser.add_argument("--lr", type=float, default=LR, help=f"of AdamW, in all systems but DeMo (default: {LR:g})")
     parser.add_argument("--mbit", type=float, default=0.0, help="of each learner's link, each way; 0: without a limit (default)")
     parser.add_argument("--delay-ms", type=float, default=0.0, help="one way, between the learners (default: 0)")
     parser.add_argument("--curve", type=int, default=0, help="steps between two points of validation; 0: none (default)")
@@ -415,11 +421,11 @@ def main() -> None:
     if any(one.startswith("torchft") for one in systems) and importlib.util.find_spec("torchft") is None:
         print("far_apart: torchft is not installed, and left out", file=sys.stderr)
         systems = [one for one in systems if not one.startswith("torchft")]
-    job = Job(options.steps, options.every, options.mbit, options.delay_ms, options.learners, options.seed, options.curve)
+    job = Job(options.steps, options.every, options.mbit, options.delay_ms, options.learners, options.seed, options.curve, options.lr)
     done, rows = known(options.results), []
     try:
         for system in systems:
-            of = json.dumps([system, asdict(job), machine()])
+            of = json.dumps([system, job.named(), machine()])
             if of not in done:
                 done[of] = measure(system, job)
                 if options.results is not None:

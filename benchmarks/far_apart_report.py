@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ NAMES: Final = {
     "psgc decoupled killed": "the same, one learner killed after a quarter of its steps",
 }
 AT_ONCE: Final = {"ddp", "torchft streaming", "psgc streaming none", "psgc streaming", "psgc decoupled"}  # travel while they compute
+LR: Final = 3e-3  # of AdamW, where none is named
 HIGHEST: Final = 3.4  # of the losses that are drawn: the first steps of some are far above all others
 DRAWN: Final = (
     "ddp",
@@ -59,6 +61,7 @@ class Run:
     loss: float
     memory_bytes: int
     curve: tuple[tuple[float, float, float], ...]
+    lr: float = LR
 
 
 def run_of(document: dict[str, Any]) -> Run:
@@ -67,14 +70,14 @@ def run_of(document: dict[str, Any]) -> Run:
     row = document["row"]
     return Run(
         system, job["learners"], job["steps"], job["every"], job["mbit"], job["delay_ms"], job["seed"], row["seconds"], row["sent_bytes"], row["loss"],
-        row["memory_bytes"], tuple(tuple(point) for point in row["curve"]),
+        row["memory_bytes"], tuple(tuple(point) for point in row["curve"]), job.get("lr", LR),
     )  # fmt: skip
 
 
 def runs_of(text: str) -> list[Run]:
     """Of all lines of results; of the same run, on another day or machine, the last."""
     runs = map(run_of, map(json.loads, text.splitlines()))
-    return list({(run.system, run.learners, run.steps, run.every, run.mbit, run.delay_ms, run.seed): run for run in runs}.values())
+    return list({(run.system, run.learners, run.steps, run.every, run.mbit, run.delay_ms, run.seed, run.lr): run for run in runs}.values())
 
 
 def scatter(values: Sequence[float]) -> str:
@@ -88,9 +91,9 @@ def tables(runs: Iterable[Run]) -> str:
     """One in Markdown for each number of learners and steps. Seconds: the median of the seeds; over links on which a system was not run, at least so many
     (``least_seconds``). Loss, bytes and memory: over links without a limit, where there are such runs: a link changes nothing but where nobody waits for
     anybody."""
-    groups: dict[tuple[int, int, int], list[Run]] = {}
+    groups: dict[tuple[int, int, int, float], list[Run]] = {}
     for run in runs:
-        groups.setdefault((run.learners, run.steps, run.every), []).append(run)
+        groups.setdefault((run.learners, run.steps, run.every, -run.lr), []).append(run)
     links = sorted({run.mbit for group in groups.values() for run in group}, key=lambda mbit: (mbit > 0, -mbit))
     return "\n\n".join(_table(*key, links, groups[key]) for key in sorted(groups))
 
@@ -105,10 +108,10 @@ def least_seconds(system: str, runs: Sequence[Run], mbit: float) -> float | None
     return max(computes, travels) if system in AT_ONCE else computes + travels
 
 
-def _table(learners: int, steps: int, every: int, links: Sequence[float], runs: Sequence[Run]) -> str:
+def _table(learners: int, steps: int, every: int, less_lr: float, links: Sequence[float], runs: Sequence[Run]) -> str:
     seeds = len({run.seed for run in runs})
     lines = [
-        f"{learners} learners, {steps} steps, every {every}; {seeds} seed{'s' if seeds > 1 else ''}:",
+        f"{learners} learners, {steps} steps, every {every}, lr {-less_lr:g}; {seeds} seed{'s' if seeds > 1 else ''}:",
         "",
         "| | "
         + " | ".join("seconds" if not mbit else f"at {mbit:g} Mbit/s" for mbit in links)
@@ -135,9 +138,11 @@ def _table(learners: int, steps: int, every: int, links: Sequence[float], runs: 
 
 
 def draw(runs: Sequence[Run], learners: int, path: Path) -> None:
-    """Loss over tokens of all learners, and over seconds, a panel for each link, of the lowest seed that has a curve there. Raises ValueError if there is no
-    curve."""
+    """Loss over tokens of all learners, and over seconds, a panel for each link, of the lowest seed that has a curve there; of the length and rate with most
+    runs. Raises ValueError if there is no curve."""
     chosen = [run for run in runs if run.learners == learners and len(run.curve) > 1 and run.system in DRAWN]
+    kinds = Counter((run.steps, run.every, run.lr) for run in chosen)
+    chosen = [run for run in chosen if (run.steps, run.every, run.lr) == kinds.most_common(1)[0][0]]
     links = sorted({run.mbit for run in chosen}, key=lambda mbit: (mbit > 0, -mbit))
     if not links:
         raise ValueError(f"no run with {learners} learners has a curve; expected --curve in the runs of the results")

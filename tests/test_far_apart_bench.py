@@ -79,10 +79,12 @@ def test_one_learner_of_each_disturbed_system_is_slow_or_killed() -> None:
     assert sum(any(second) for _, second in found.values()) == 4
 
 
-def stored(system: str, seed: int = 0, mbit: float = 0.0, *, loss: float, seconds: float = 30.0, sent: int = 5_000_000) -> str:
-    job = script.Job(steps=300, every=50, mbit=mbit, delay_ms=50.0 if mbit else 0.0, seed=seed, curve=100)
+def stored(
+    system: str, seed: int = 0, mbit: float = 0.0, *, loss: float, seconds: float = 30.0, sent: int = 5_000_000, lr: float = 3e-3
+) -> str:
+    job = script.Job(steps=300, every=50, mbit=mbit, delay_ms=50.0 if mbit else 0.0, seed=seed, curve=100, lr=lr)
     row = script.Row(system, 300, seconds, sent, loss, 7_000_000, ((1024.0, 0.5, 4.0), (2048.0, 1.0, 3.0)))
-    return json.dumps({"of": json.dumps([system, asdict(job), "a machine"]), "row": asdict(row)})
+    return json.dumps({"of": json.dumps([system, job.named(), "a machine"]), "row": asdict(row)})
 
 
 def test_the_report_has_means_over_seeds_and_seconds_over_each_link_or_their_least(
@@ -92,19 +94,22 @@ def test_the_report_has_means_over_seeds_and_seconds_over_each_link_or_their_lea
     lines = [stored("torchft", 0, loss=9.0), *(stored("torchft", seed, loss=loss) for seed, loss in enumerate((2.0, 3.0, 4.0)))]
     lines += [stored("torchft", mbit=10.0, loss=9.0, seconds=91.0), stored("torchft", mbit=100.0, loss=9.0, seconds=40.0)]
     lines += [stored("psgc int4", loss=2.5, sent=25_000_000), stored("psgc int4", 1, loss=2.7, sent=25_000_000)]
+    lines.append(stored("torchft", loss=8.0, lr=1e-4))
     lines += [stored(system, loss=2.5, sent=50_000_000) for system in ("psgc streaming", "psgc decoupled slow")]
     results.write_text("\n".join(lines))
     monkeypatch.setattr(sys, "argv", ["far_apart.py", "--results", str(results), "--report"])
     script.main()
     told = capsys.readouterr().out.splitlines()
-    assert told[0] == "2 learners, 300 steps, every 50; 3 seeds:"
+    assert told[0] == "2 learners, 300 steps, every 50, lr 0.003; 3 seeds:"
     assert told[2] == "| | seconds | at 100 Mbit/s | at 10 Mbit/s | sent by a host, MB | a learner's memory, MB | validation loss |"
-    assert told[4:] == [
+    assert told[4:8] == [
         "| torchft's DiLoCo, as by default | 30 | 40 | 91 | 5 | 7 | 3.000 ± 1.000 |",
         "| int4 | 30 | ≥ 32 | ≥ 50 | 25 | 7 | 2.600 ± 0.141 (2 seeds) |",
         "| int4, 5 fragments, delay 5, mix 0.5 | 30 | ≥ 30 | ≥ 40 | 50 | 7 | 2.500 (1 seed) |",
         "| the same, one learner ten times slower | 30 |  |  | 50 | 7 | 2.500 (1 seed) |",
     ]
+    assert told[9] == "2 learners, 300 steps, every 50, lr 0.0001; 1 seed:", "another rate is another table"
+    assert told[13:] == ["| torchft's DiLoCo, as by default | 30 | ≥ 30 | ≥ 34 | 5 | 7 | 8.000 |"]
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,9 @@ def resume(job: Job, written: Iterable[Record], now: float) -> None:
     for record in written:
         if isinstance(record, Joined):
             peer, register = record.read()
-            if job.roster.returns(peer, register, now) is None:
+            if job.roster.has(register):
+                job.roster.returns(peer, register, now)
+            else:
                 job.roster.add(Member(peer, register, now))
         elif isinstance(record, Complete):
             if not job.roster.has_all_but_standbys:

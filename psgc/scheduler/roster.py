@@ -121,6 +121,9 @@ class Roster:
         """Whether a member has been heard under this name; what an old connection is called does not count."""
         return peer in self._names or peer.startswith(OF_AN_OLD_CONNECTION)
 
+    def has(self, register: Register) -> bool:
+        return register in self._registered
+
     def returns(self, peer: bytes, register: Register, now: float) -> Member | None:
         """The member that this registration repeats, or None. While a connection is replaced, messages of the old one may come under another name, so
         a process may have several names."""

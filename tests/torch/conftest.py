@@ -21,6 +21,7 @@ from psgc.layout import Declaration, Layout, build_layout, compare
 from psgc.program import ranks as program_ranks
 from psgc.torch.session import api
 from psgc.worker.residuals.residual import LayoutMemory, TensorMemory
+from psgc.worker.rest import Rest
 from psgc.worker.session import BucketBuffer, Session, Ticket
 
 WAIT_S = 100.0  # a rank that waits longer hangs
@@ -128,7 +129,7 @@ class FakeSession(Session):
 
     def __init__(self, job: FakeJob, rank: int) -> None:
         self.job, self.rank, self.ranks = job, rank, program_ranks.Ranks((job.size,))
-        self.config = job.config
+        self.config, self.rest = job.config, Rest()
         self.submissions: list[Submission] = []
         self.tickets: list[FakeTicket] = []
         self.counts: dict[tuple[str, int], int] = {}
