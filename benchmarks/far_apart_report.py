@@ -80,6 +80,11 @@ def runs_of(text: str) -> list[Run]:
     return list({(run.system, run.learners, run.steps, run.every, run.mbit, run.delay_ms, run.seed, run.lr): run for run in runs}.values())
 
 
+def first_of(runs: Sequence[Run]) -> Run:
+    """Of the lowest seed: bytes do not depend on it."""
+    return min(runs, key=lambda run: run.seed)
+
+
 def scatter(values: Sequence[float]) -> str:
     """Mean and standard deviation, if there are several."""
     if len(values) == 1:
@@ -88,9 +93,9 @@ def scatter(values: Sequence[float]) -> str:
 
 
 def tables(runs: Iterable[Run]) -> str:
-    """One in Markdown for each number of learners and steps. Seconds: the median of the seeds; over links on which a system was not run, at least so many
-    (``least_seconds``). Loss, bytes and memory: over links without a limit, where there are such runs: a link changes nothing but where nobody waits for
-    anybody."""
+    """One in Markdown for each number of learners and steps. Seconds: the median of the seeds; bytes: of the first seed; over links on which a system was not
+    run, at least so many seconds (``least_seconds``). Loss, bytes and memory: over links without a limit, where there are such runs: a link changes nothing
+    but where nobody waits for anybody."""
     groups: dict[tuple[int, int, int, float], list[Run]] = {}
     for run in runs:
         groups.setdefault((run.learners, run.steps, run.every, -run.lr), []).append(run)
@@ -104,7 +109,7 @@ def least_seconds(system: str, runs: Sequence[Run], mbit: float) -> float | None
     free = [run for run in runs if not run.mbit]
     if not free or system.endswith((" slow", " killed")):
         return None
-    computes, travels = statistics.median(run.seconds for run in free), statistics.median(run.sent_bytes for run in free) * 8e-6 / mbit
+    computes, travels = statistics.median(run.seconds for run in free), first_of(free).sent_bytes * 8e-6 / mbit
     return max(computes, travels) if system in AT_ONCE else computes + travels
 
 
@@ -129,7 +134,7 @@ def _table(learners: int, steps: int, every: int, less_lr: float, links: Sequenc
             cells.append(f"{statistics.median(seconds):,.0f}" if seconds else "" if least is None else f"≥ {least:,.0f}")
         free = [run for run in own if not run.mbit] or own
         losses = [run.loss for run in free]
-        sent = statistics.median(run.sent_bytes for run in free) / 1e6
+        sent = first_of(free).sent_bytes / 1e6
         held = [run.memory_bytes / 1e6 for run in free if run.memory_bytes >= 0]
         memory = f"{statistics.median(held):,.0f}" if held else ""
         few = f" ({len(losses)} seed{'s' if len(losses) > 1 else ''})" if len(losses) < seeds else ""
@@ -158,7 +163,7 @@ def draw(runs: Sequence[Run], learners: int, path: Path) -> None:
         for system in DRAWN:
             own = [run for run in chosen if (run.system, run.mbit) == (system, mbit)]
             if own:
-                first = min(own, key=lambda run: run.seed)
+                first = first_of(own)
                 panel.plot(
                     [point[axis] for point in first.curve],
                     [point[2] for point in first.curve],
