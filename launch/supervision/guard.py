@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import subprocess
 from typing import Final
 
 from psgc.launch.supervision.child import script
+from psgc.launch.supervision.guardian import IGNORED
 
 MOST: Final = 10  # guardians of one launcher; if as many were killed, another would be, too
 
@@ -54,9 +56,13 @@ class Guard:
 
     def _start(self) -> None:
         self._popen = None
-        self._popen = subprocess.Popen(
-            script("guardian.py"), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-        )
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)  # which it inherits: they do not end it either before it ignores them
+        try:
+            self._popen = subprocess.Popen(
+                script("guardian.py"), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._started += 1
         self._tell("".join(f"+{group}\n" for group in sorted(self._groups)))
 

@@ -9,9 +9,11 @@ import os
 import signal
 import sys
 
+IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
 
 def main() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+    for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
     groups = set()
     for line in sys.stdin:

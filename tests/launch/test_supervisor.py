@@ -265,6 +265,22 @@ def test_the_guardian_cannot_be_told_to_go_before_the_launcher(launched: Any, nu
     launched.end(popen)  # the fixture checks that nothing is left
 
 
+def test_a_guardian_that_has_only_begun_cannot_be_told_to_go_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It blocks what it will ignore, from before its first instruction on."""
+    monkeypatch.setattr(guard, "script", lambda _: [sys.executable, "-c", "input()"])
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    ward = guard.Guard()
+    try:
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == mask, "the launcher's own stays as it was"
+        assert ward._popen is not None
+        for number in guard.IGNORED:
+            os.kill(ward._popen.pid, number)
+        assert ward.renewed() == ""
+        assert ward._popen.poll() is None
+    finally:
+        ward.close()
+
+
 def test_a_guardian_that_is_killed_is_replaced_and_one_line_says_so(launched: Any) -> None:
     popen = launched.supervised(("a", PARENT + SLEEP, False), prefix=False)
     launched.read_until(popen, "up")
