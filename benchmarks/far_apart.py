@@ -379,6 +379,13 @@ def report(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None
             parser.error(f"--plot: {error}")
 
 
+def rate(text: str) -> float:
+    found = float(text)
+    if not 0 < found < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text}: expected a rate above 0")
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--systems", default=SYSTEMS, help=f"with commas (default: {SYSTEMS})")
@@ -386,7 +393,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=50, help="steps between two exchanges, of those that exchange rarely (default: 50)")
     parser.add_argument("--learners", type=int, default=2, help="each on a host of its own (default: 2)")
     parser.add_argument("--seed", type=int, default=0, help="of the model and the batches (default: 0)")
-    parser.add_argument("--lr", type=float, default=LR, help=f"of AdamW, in all systems but DeMo (default: {LR:g})")
+    parser.add_argument("--lr", type=rate, default=LR, help=f"of AdamW, in all systems but DeMo (default: {LR:g})")
     parser.add_argument("--mbit", type=float, default=0.0, help="of each learner's link, each way; 0: without a limit (default)")
     parser.add_argument("--delay-ms", type=float, default=0.0, help="one way, between the learners (default: 0)")
     parser.add_argument("--curve", type=int, default=0, help="steps between two points of validation; 0: none (default)")

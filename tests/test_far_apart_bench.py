@@ -16,7 +16,7 @@ script = load("far_apart")
 
 
 @pytest.mark.parametrize(
-    "flags", [["--systems", "horovod"], ["--every", "0"], ["--systems", "psgc none", "--every", "300"], ["--every", "9"]]
+    "flags", [["--systems", "horovod"], ["--every", "0"], ["--systems", "psgc none", "--every", "300"], ["--every", "9"], ["--lr", "nan"]]
 )
 def test_what_does_not_fit_is_wrong_usage_in_one_line(
     flags: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
