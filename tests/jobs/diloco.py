@@ -41,7 +41,7 @@ def inner_step(model: nn.Module, optimizer: Any, draw: torch.Generator, scaler: 
 
 def by_hand(name: str, every: int, parts: list[list[int]], delay: int, mix: float, outer: str) -> list[torch.Tensor]:
     """The published algorithm (arXiv 2501.18512, Algorithm 2), with means that everybody waits for; taken as late as they are to come. At the end, what is
-    under way is taken, and a fragment goes once more if its parameters have inner steps in them that were not exchanged."""
+    under way is taken, and ranks go on from the mean of their parameters, where they differ: as far from the outer ones as their progress is on average."""
     model = model_of(0)
     inner, draw = torch.optim.AdamW(model.parameters(), lr=1e-2), torch.Generator().manual_seed(psgc.rank())
     local = list(model.parameters())
@@ -77,10 +77,12 @@ def by_hand(name: str, every: int, parts: list[list[int]], delay: int, mix: floa
                 receive(part, mix)
     for part in list(means):
         receive(part, mix)
-    for part in [part for part, count in enumerate(steps_in) if count]:
+    for part in [part for part, count in enumerate(steps_in) if count or mix]:
         send(part)
-        receive(part, 0.0)
-    return [parameter.detach() for parameter in globals_]
+        with torch.no_grad():
+            for i, progress in zip(parts[part], means.pop(part), strict=True):
+                local[i].copy_(globals_[i] - progress)
+    return [parameter.detach() for parameter in local]
 
 
 Trained = tuple[list[torch.Tensor], list[float]]

@@ -60,18 +60,21 @@ def adam(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def by_hand(mesh: DeviceMesh, every: int, parts: list[list[int]]) -> list[torch.Tensor]:
-    """DiLoCo of whole parameters, of which each rank writes its piece back. Returns the outer parameters."""
+    """DiLoCo of whole parameters, of which each rank writes its piece back. Returns the mean of the sites' parameters at the end."""
     model = model_on(mesh["dp_shard"], 0)
     inner, draw, sites = adam(model), drawn(), mesh.get_group("dp_replicate")
     local: list[Any] = list(model.parameters())
     outer = [nn.Parameter(parameter.full_tensor().detach().clone()) for parameter in local]
     optimizers = [torch.optim.SGD([outer[i] for i in part], lr=0.7, momentum=0.9, nesterov=True) for part in parts]
 
+    def progress(i: int) -> torch.Tensor:
+        mean = outer[i].detach() - local[i].full_tensor().detach()
+        dist.all_reduce(mean, group=sites)
+        return mean / 2
+
     def exchange(part: int) -> None:
         for i in parts[part]:
-            mean = outer[i].detach() - local[i].full_tensor().detach()
-            dist.all_reduce(mean, group=sites)
-            outer[i].grad = mean / 2
+            outer[i].grad = progress(i)
         optimizers[part].step()
         with torch.no_grad():
             for i in parts[part]:
@@ -84,10 +87,7 @@ def by_hand(mesh: DeviceMesh, every: int, parts: list[list[int]]) -> list[torch.
         for part in range(len(parts)):
             if step % every == (part + 1) * every // len(parts) % every:
                 exchange(part)
-    for part in range(len(parts)):
-        if STEPS % every != (part + 1) * every // len(parts) % every:
-            exchange(part)
-    return [parameter.detach() for parameter in outer]
+    return [parameter.detach() - progress(i) for i, parameter in enumerate(outer)]
 
 
 def diloco(mesh: DeviceMesh, every: int, codec: str, pick: Callable[[nn.Sequential], Any], resumed: bool = False) -> list[Any]:

@@ -328,9 +328,9 @@ def test_what_rounding_to_half_precision_takes_is_no_progress(alone: None, on: A
 
 
 def streamed(every: int, fragments: int, delay: int, mix: float, steps: int) -> list[float]:
-    """What becomes of parameters that move by -0.1 a step, one in each fragment, alone: the outer parameters of the published algorithm in plain numbers, and
-    at the end one outer step more of a fragment that has steps in it which were not exchanged."""
-    outer, own, momentum, left, unsent = ([0.0] * fragments for _ in range(5))
+    """What becomes of parameters that move by -0.1 a step, one in each fragment, alone, by the published algorithm in plain numbers: at the end what is
+    under way is taken, and what a rank has beyond the outer parameters is its own, whose mean over one rank it is."""
+    outer, own, momentum, left = ([0.0] * fragments for _ in range(4))
     travels: dict[int, float] = {}
 
     def receive(each: int, keep: float) -> None:
@@ -338,24 +338,20 @@ def streamed(every: int, fragments: int, delay: int, mix: float, steps: int) -> 
         momentum[each] = 0.9 * momentum[each] + gradient
         outer[each] -= 0.7 * (gradient + 0.9 * momentum[each])
         own[each] = outer[each] + keep * (own[each] - outer[each])
-        unsent[each] *= bool(keep)
 
     for step in range(1, steps + 1):
         for each in range(fragments):
-            own[each], unsent[each] = own[each] - 0.1, unsent[each] + 1
+            own[each] -= 0.1
             if each in travels and step == left[each] + delay:
                 receive(each, mix)
             if step % every == (each + 1) * every // fragments % every:
-                travels[each], left[each], unsent[each] = outer[each] - own[each], step, 0
+                travels[each], left[each] = outer[each] - own[each], step
                 if not delay:
                     receive(each, mix)
     for each in range(fragments):
         if each in travels:
             receive(each, mix)
-        if unsent[each]:
-            travels[each] = outer[each] - own[each]
-            receive(each, 0.0)
-    return outer
+    return own
 
 
 def scalars(count: int) -> nn.Module:
@@ -370,7 +366,7 @@ STREAMS = [(4, 2, 0, 0.0), (4, 2, 0, 0.5), (5, 1, 2, 0.0), (5, 1, 2, 0.5), (6, 3
 
 @pytest.mark.parametrize("on", ["workers", "servers"])
 @pytest.mark.parametrize(("every", "fragments", "delay", "mix"), STREAMS)
-def test_the_end_takes_outer_steps_of_what_was_not_exchanged_and_no_others(
+def test_the_end_takes_what_is_under_way_and_no_outer_step(
     alone: None, every: int, fragments: int, delay: int, mix: float, on: Any
 ) -> None:
     for steps in (0, 1, *range(17, 26)):
@@ -385,6 +381,25 @@ def test_the_end_takes_outer_steps_of_what_was_not_exchanged_and_no_others(
         wanted = streamed(every, fragments, delay, mix, steps)
         found = [float(parameter.detach()) for parameter in own.parameters()]
         assert found == pytest.approx(wanted, abs=1e-9), f"{steps} steps"
+
+
+@pytest.mark.parametrize("on", ["workers", "servers"])
+def test_a_mean_between_two_exchanges_changes_nothing_of_them(alone: None, on: Any) -> None:
+    for every, fragments, mix in ((4, 2, 0.0), (4, 2, 0.5), (5, 1, 0.0)):
+        found = []
+        for asks in (False, True):
+            own = scalars(fragments)
+            inner = torch.optim.SGD(own.parameters(), lr=0.1)
+            outside = psgc.DiLoCo(own, inner, every=every, fragments=fragments, mix=mix, on=on)
+            for _ in range(17):
+                for parameter in own.parameters():
+                    parameter.grad = torch.ones_like(parameter)
+                inner.step()
+                if asks:
+                    outside.finish()
+            outside.finish()
+            found.append([float(parameter.detach()) for parameter in own.parameters()])
+        assert found[0] == pytest.approx(found[1], abs=1e-9)
 
 
 @pytest.mark.parametrize("on", ["workers", "servers"])

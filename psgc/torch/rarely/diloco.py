@@ -45,9 +45,9 @@ class DiLoCo:
                 inner.step()
 
     Every rank makes it, with the same model and numbers; rank 0's parameters and buffers are then everyone's. Every rank must take as many steps; one
-    that a GradScaler skips counts. Leaving the block without an error exchanges what was done since the last exchange, so that all ranks end with the same
-    parameters; without a block, ``finish()`` does. Another block of the same object goes on. Another DiLoCo of the same inner optimizer takes its place
-    after that. Which parameters are trained, and which are frozen, does not change; the inner optimizer has none but the model's.
+    that a GradScaler skips counts. Leaving the block without an error gives all ranks the mean of their parameters, where they differ; without a block,
+    ``finish()`` does. Outer parameters and optimizer stay as they are for that. Another block of the same object goes on. Another DiLoCo of the same inner
+    optimizer takes its place after that. Which parameters are trained, and which are frozen, does not change; the inner optimizer has none but the model's.
     Where each rank holds pieces of parameters (FSDP2), ``init(mesh=..., dim=...)`` first says which ranks hold the same ones, and exchange.
 
     outer:     "nesterov:lr=0.7,momentum=0.9" (DiLoCo's), "average" (LocalSGD), or a function that makes an optimizer of the outer parameters. Its state is
@@ -113,7 +113,8 @@ class DiLoCo:
                 raise CodecError(f"DiLoCo: {error}") from None
             self._fragments, self._front = fragments_here, _Front(fragments_here)
         self.inner, self.steps, self._sharded = inner, 0, sharding_modules(model)
-        # By fragment, the step from which on what this rank has beyond the outer parameters was done. All ranks count the same.
+        self._met = 0  # the step after which all ranks last had the same parameters by ``finish()``
+        # By fragment, the step from which on what this rank has beyond the outer parameters was done, but for what was mixed in. All ranks count the same.
         self._since = [0] * len(parts)
         self._hook: RemovableHandle | None = None  # None: the inner optimizer's steps are its own affair
         amp.install()
@@ -158,27 +159,32 @@ class DiLoCo:
 
     @property
     def _settled(self) -> bool:
-        """Whether all steps that it has counted are exchanged."""
-        return all(since == self.steps for since in self._since) and not any(fragment.under_way for fragment in self._fragments)
+        """Whether all ranks have the same parameters, with all steps that it has counted."""
+        return self._met == self.steps or not (self._mix or any(self._apart) or any(fragment.under_way for fragment in self._fragments))
+
+    @property
+    def _apart(self) -> list[bool]:
+        """By fragment, whether ranks have taken steps that are not in their outer parameters."""
+        return [since < self.steps for since in self._since]
 
     def finish(self) -> None:
-        """Take what is under way, and exchange every fragment that has had steps since it last left: all ranks then have the same parameters. The outer step is
-        of that shorter progress; a fragment without any is not exchanged, since momentum would move it alone. Every rank must call it after as many steps.
-        Raises UsageError after the block."""
+        """Take what is under way, and go on from the mean of all ranks' parameters, wherever they differ: all ranks then have the same. It is no outer step:
+        outer parameters, momentum and the schedule stay as they are, so that a run that goes on exchanges as it would have. Every rank must call it after as
+        many steps. Raises UsageError after the block."""
         self._refuse_uncounted("finish()")
         reshard(self._sharded)  # before pieces are written: what the outermost module has after an evaluation would be stale
         self._frozen.check()
+        if self._settled:
+            return
         for place, fragment in enumerate(self._fragments):
             if fragment.under_way:
                 self._take(place)
-        left = [place for place, since in enumerate(self._since) if since < self.steps]
-        for place in left:
-            self._leave(place)
-        for place, fragment in enumerate(self._fragments):
-            if place in left:
-                fragment.take(0.0)
-            elif self._mix:
-                fragment.follow(0.0)  # what was mixed in has been exchanged
+        differ = [fragment for fragment, apart in zip(self._fragments, self._apart, strict=True) if apart or self._mix]
+        for fragment in differ:
+            fragment.share()
+        for fragment in differ:
+            fragment.meet()
+        self._met = self.steps
 
     def _leave(self, place: int) -> None:
         self._fragments[place].leave()
@@ -211,7 +217,7 @@ class DiLoCo:
         inner optimizer's. Every rank must ask, between the same two steps. What is under way is waited for, and is in the state: it is taken when it would have
         been."""
         return {
-            "steps": self.steps, "since": list(self._since), "fragments": [fragment.state() for fragment in self._fragments],
+            "steps": self.steps, "met": self._met, "since": list(self._since), "fragments": [fragment.state() for fragment in self._fragments],
             "residuals": None if self._front is None else self._front.state(),
         }  # fmt: skip
 
@@ -229,7 +235,7 @@ class DiLoCo:
             if list(of["outer"]) != fragment.names:
                 raise UsageError("DiLoCo: the state's fragments have other parameters; is it another model's, or another list of modules?")
             fragment.go_on(of)
-        self.steps, self._since = state["steps"], list(state["since"])
+        self.steps, self._met, self._since = state["steps"], state["met"], list(state["since"])
         if self._front is not None:
             self._front.go_on(state["residuals"])
 

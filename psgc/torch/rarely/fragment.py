@@ -87,6 +87,21 @@ class Fragment:
         self.follow(mix)
         self.under_way = self._here = False
 
+    def share(self) -> None:
+        """Send what the mean of all ranks' parameters is made of: how far they have come."""
+        self.leave()
+
+    @torch.no_grad()
+    def meet(self) -> None:
+        """After ``share``: wait for the mean, and go on from it. The outer parameters stay as they are, and so what it is beyond them is progress still."""
+        self.arrive()
+        for parameter, outer in zip(self._parameters, self.outer, strict=True):
+            own = local(parameter)
+            assert outer.grad is not None, "its mean has arrived"
+            own.copy_(rounded(outer, own.dtype) - outer.grad)
+            outer.grad = None
+        self.under_way = self._here = False
+
     @torch.no_grad()
     def follow(self, mix: float) -> None:
         """Go on from the outer parameters, as of ``take``."""

@@ -16,6 +16,7 @@ from psgc.torch.state import saved
 from psgc.torch.state.residuals import Kept, check_sizes
 from psgc.torch.tensors.declaring import spec_of
 from psgc.torch.tensors.held import HeldTensors, held_dtype, rounded
+from psgc.torch.tensors.push_pull import push_pull_async_inplace, synchronize
 from psgc.worker.residuals.residual import LayoutMemory
 from psgc.worker.session import Session
 
@@ -48,6 +49,7 @@ class HeldFragment:
             {key: tensor.detach().to(held_dtype(tensor, key, "DiLoCo")) for key, tensor in parameters.items()}, name, rule, codec
         )
         self.under_way, self._here = False, False
+        self._meeting: list[int] = []  # handles of the parameters' means
         self.follow(0.0)
 
     def leave(self) -> None:
@@ -66,6 +68,17 @@ class HeldFragment:
         self.arrive()
         self.follow(mix)
         self.under_way = self._here = False
+
+    def share(self) -> None:
+        """Send the parameters themselves, of which servers make the mean, and no outer step."""
+        each = self._parameters.items()
+        self._meeting = [push_pull_async_inplace(parameter.detach(), name=f"{self._name}.mean.{name}") for name, parameter in each]
+
+    def meet(self) -> None:
+        """After ``share``: wait for the means, which are the parameters from now on. The outer ones stay as they are."""
+        for handle in self._meeting:
+            synchronize(handle)
+        self._meeting = []
 
     def state(self) -> dict[str, Any]:
         """The outer parameters by name, with what is under way; what this rank's codec keeps, and of the servers' momentum what this rank answers for. Raises
