@@ -210,6 +210,7 @@ class MortalWorld(World):
         return self.scenario.replace_s * 2 * self.rng.random()
 
     def _follow(self, former: MortalWorker) -> None:
+        self.progress()  # nobody could go on before
         self.workers[former.node] = MortalWorker(self, former.node, former.incarnation + 1)
         if self.scenario.scheduler_dies_behind and self.rng.random() < self.scenario.scheduler_dies_behind:
             self.clock.after(0.001, self._end_scheduler, former.node)
