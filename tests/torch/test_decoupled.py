@@ -80,9 +80,31 @@ def test_one_learner_that_waits_does_what_diloco_does(alone: None, start: Start,
             outside = psgc.DiLoCo(own, inner, **settings)
         with outside:
             trained(own, outside, steps)
-        found.append([parameter.detach() for parameter in own.parameters()])
+            found.append([parameter.detach().clone() for parameter in own.parameters()])
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
+
+
+def test_one_exchange_at_a_time_counts_an_optimizers_steps(alone: None, start: Start) -> None:
+    own, at = model(), start()[1]
+    inner = torch.optim.SGD(own.parameters(), lr=0.01)
+    first = psgc.Decoupled(own, inner, at=at, name="one", every=2)
+    text = "the Decoupled of learner one counts this optimizer's steps, and has some to exchange; call its finish"
+    with pytest.raises(UsageError, match=f"Decoupled: {text}"):
+        psgc.Decoupled(own, inner, at=at, name="two", every=2)
+    with pytest.raises(UsageError, match=f"DiLoCo: {text}"):
+        psgc.DiLoCo(own, inner, every=2)
+    first.finish()
+    outside = psgc.DiLoCo(own, inner, every=2)
+    trained(own, outside, 1)
+    with pytest.raises(UsageError, match=r"Decoupled: another DiLoCo counts this optimizer's steps"):
+        psgc.Decoupled(own, inner, at=at, name="two", every=2)
+    outside.finish()
+    second = psgc.Decoupled(own, inner, at=at, name="two", every=2)
+    trained(own, second, 3)
+    second.finish()
+    trained(own, inner, 1)
+    assert (first.steps, outside.steps, second.steps) == (0, 1, 3)
 
 
 def test_what_was_frozen_and_is_trained_later_is_refused_before_the_next_push(alone: None, start: Start) -> None:

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -143,6 +144,10 @@ def model() -> nn.Module:
         ({"every": 9, "fragments": 0}, "fragments=0: expected at least 1 fragment, or a list of modules"),
         ({"every": 9, "fragments": -3}, "fragments=-3: expected at least 1 fragment"),
         ({"every": 9, "mix": 1.0}, "mix=1.0: expected the share"),
+        ({"every": 100 / 3}, "DiLoCo: every=33.333333333333336: expected a whole number, as of //"),
+        ({"every": 9, "delay": 2.5}, "DiLoCo: delay=2.5: expected a whole number"),
+        ({"every": 9, "fragments": 2.0}, "DiLoCo: fragments=2.0: expected a whole number"),
+        ({"every": 9, "fragments": ["0"]}, "DiLoCo: fragment 0 is a str: expected a number, or a list of modules of the model"),
         ({"every": 9, "outer": "add"}, "outer='add': expected average, or nesterov"),
         ({"every": 9, "outer": "nestorov"}, "unknown update rule 'nestorov'; did you mean nesterov?"),
         ({"every": 9, "codec": "plan.json"}, "plan.json"),
@@ -266,6 +271,35 @@ def test_what_is_trained_after_finish_has_another_diloco(alone: None, on: Any) -
     outside.finish()
 
 
+def test_whole_numbers_of_numpy_are_numbers(alone: None) -> None:
+    own = model()
+    with psgc.DiLoCo(own, torch.optim.SGD(own.parameters(), lr=0.1), every=np.int64(4), fragments=np.int32(2), delay=np.int8(1)) as outside:  # type: ignore[arg-type]
+        for _ in range(9):
+            outside.step()
+    assert len(outside.state_dict()["fragments"]) == 2
+
+
+def test_a_state_that_is_kept_in_memory_stays_as_it_was(alone: None) -> None:
+    def step() -> None:
+        outside.zero_grad()
+        own(torch.ones(1, 3)).square().sum().backward()
+        outside.step()
+
+    own = model()
+    outside = psgc.DiLoCo(own, torch.optim.SGD(own.parameters(), lr=0.1), every=1)
+    for _ in range(3):
+        step()
+    kept = outside.state_dict(), copy.deepcopy(own.state_dict())
+    found = []
+    for _ in range(3):
+        outside.load_state_dict(kept[0])
+        own.load_state_dict(kept[1])
+        for _ in range(3):
+            step()
+        found.append([parameter.detach().clone() for parameter in own.parameters()])
+    assert all(torch.equal(one, other) for again in found[1:] for one, other in zip(found[0], again, strict=True))
+
+
 def test_a_block_whose_last_exchange_fails_leaves_nothing_behind(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
     own = model()
     inner = torch.optim.SGD(own.parameters(), lr=0.1)
@@ -278,7 +312,8 @@ def test_a_block_whose_last_exchange_fails_leaves_nothing_behind(alone: None, mo
     monkeypatch.setattr(failing, "finish", fails)
     with pytest.raises(RuntimeError, match="the job is over"), failing:
         pass
-    assert not hasattr(inner, "_psgc_skipped") and not hasattr(failing, "_psgc_skipped") and not inner._optimizer_step_post_hooks
+    assert not any(hasattr(each, "_psgc_skipped") for each in (inner, failing)) and not inner._optimizer_step_post_hooks
+    assert not hasattr(inner, "_psgc_counter")
     with other:
         assert len(inner._optimizer_step_post_hooks) == 1
     assert not inner._optimizer_step_post_hooks

@@ -24,6 +24,7 @@ from psgc.codecs.scheme import slices
 from psgc.errors import CodecError, NonFiniteError, PsgcError, RemoteProtocolError, UsageError
 from psgc.processes.addresses import SCHEME, split
 from psgc.server.syncer.values import pair_of
+from psgc.torch.rarely.counting import count, forget, refuse_another
 from psgc.torch.rarely.fragment import Frozen, parts_of
 from psgc.torch.rarely.schedule import Schedule
 from psgc.torch.session import api
@@ -79,6 +80,7 @@ class Decoupled:
             raise UsageError(
                 f"Decoupled: a learner is one process, and this job has {session.size}; start learners one by one, each with a name of its own"
             )
+        refuse_another(inner, "Decoupled")
         config = session.config
         at, name = at or config.syncer, name or config.learner
         if not name or not is_name(name):
@@ -104,8 +106,9 @@ class Decoupled:
             config, SCHEME + at.removeprefix(SCHEME), enrol, [part.base for part in self._parts],
             lambda place, *known: self._parts[place].brought(*known),
         )  # fmt: skip
-        self._hook = inner.register_step_post_hook(self._stepped)
         self._in_block = False
+        count(inner, self)
+        self._hook = inner.register_step_post_hook(self._stepped)
         try:
             for part in self._parts:
                 self._take(part, wait=True)
@@ -210,6 +213,21 @@ class Decoupled:
         part.version = values.version
         client.took(part.place, part.base)
 
+    @property
+    def counts_as(self) -> str:
+        """In messages."""
+        return f"the Decoupled of learner {self.name}"
+
+    @property
+    def settled(self) -> bool:
+        """Whether its exchange has ended."""
+        return self._client is None
+
+    def count_no_more(self) -> None:
+        """Its steps are the inner optimizer's own affair from now on."""
+        forget(self.inner, self)
+        self._hook.remove()
+
     def _open(self) -> LearnerClient:
         if self._client is None:
             raise UsageError(
@@ -219,7 +237,7 @@ class Decoupled:
 
     def _close(self) -> None:
         if not self._in_block:  # there, a step that nobody would hear of is refused
-            self._hook.remove()
+            self.count_no_more()
         client, self._client = self._client, None
         if client is not None:
             client.close()

@@ -21,6 +21,7 @@ from psgc.layout.update_rule import UpdateRule
 from psgc.torch.ddp import amp
 from psgc.torch.gradients.front_end import FrontEnd
 from psgc.torch.plans.choice import Choice, Given, chosen
+from psgc.torch.rarely.counting import count, forget, refuse_another
 from psgc.torch.rarely.fragment import Fragment, Frozen, Outer, parts_of
 from psgc.torch.rarely.held_fragment import HeldFragment
 from psgc.torch.rarely.schedule import Schedule
@@ -68,7 +69,7 @@ class DiLoCo:
         on: Literal["workers", "servers"] = "workers",
     ) -> None:  # fmt: skip
         parts, self._frozen = parts_of(model, fragments, "DiLoCo"), Frozen(model, inner, "DiLoCo")
-        _refuse_another(inner)
+        refuse_another(inner, "DiLoCo")
         for name, parameter in (each for part in parts for each in part.items()):
             held_dtype(parameter, name, "DiLoCo")
         self._schedule, self._mix = Schedule(every, len(parts), delay), mix
@@ -131,18 +132,18 @@ class DiLoCo:
             if kind is None:
                 self.finish()
         finally:
-            self._count_no_more()
+            self.count_no_more()
 
     def _count(self) -> None:
-        """Hear of the inner optimizer's steps from now on, in place of another DiLoCo that did. Raises UsageError where that has steps to exchange."""
+        """Hear of the inner optimizer's steps from now on, in place of another that did. Raises UsageError where that has steps to exchange."""
         if self._hook is None:
-            other = _refuse_another(self.inner)
-            if other is not None:
-                other._count_no_more()
+            count(self.inner, self)
             self._hook = self.inner.register_step_post_hook(self._stepped)
             self._psgc_skipped = self.inner._psgc_skipped = self._stepped  # type: ignore[attr-defined]  # where a GradScaler skips a step
 
-    def _count_no_more(self) -> None:
+    def count_no_more(self) -> None:
+        """Its steps are the inner optimizer's own affair from now on."""
+        forget(self.inner, self)
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
@@ -158,7 +159,12 @@ class DiLoCo:
             )
 
     @property
-    def _settled(self) -> bool:
+    def counts_as(self) -> str:
+        """In messages."""
+        return "another DiLoCo"
+
+    @property
+    def settled(self) -> bool:
         """Whether all ranks have the same parameters, with all steps that it has counted."""
         return self._met == self.steps or not (self._mix or any(self._apart) or any(fragment.under_way for fragment in self._fragments))
 
@@ -174,7 +180,7 @@ class DiLoCo:
         self._refuse_uncounted("finish()")
         reshard(self._sharded)  # before pieces are written: what the outermost module has after an evaluation would be stale
         self._frozen.check()
-        if self._settled:
+        if self.settled:
             return
         for place, fragment in enumerate(self._fragments):
             if fragment.under_way:
@@ -252,19 +258,6 @@ class DiLoCo:
             self._leave(leaving)
             if not self._schedule.delay:
                 self._take(leaving)
-
-
-def _refuse_another(inner: torch.optim.Optimizer) -> DiLoCo | None:
-    """The DiLoCo that counts the optimizer's steps, if there is one. Raises UsageError where it has steps to exchange: two would both move the parameters."""
-    other = getattr(getattr(inner, "_psgc_skipped", None), "__self__", None)
-    if not isinstance(other, DiLoCo):
-        return None
-    if not other._settled:
-        raise UsageError(
-            "DiLoCo: another DiLoCo counts this optimizer's steps, and has some to exchange; call its finish(), or leave its block, before another takes its "
-            "place"
-        )
-    return other
 
 
 class _Front(FrontEnd[FilledBucket]):

@@ -6,6 +6,7 @@ Parameters of lower precision are held as float32; of a sharded one, this rank's
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from psgc.errors import UsageError
 from psgc.torch.gradients.exchange import GradientExchange
 from psgc.torch.plans.choice import Choice
+from psgc.torch.rarely.schedule import whole
 from psgc.torch.tensors.declaring import spec_of
 from psgc.torch.tensors.held import held_dtype, rounded
 from psgc.torch.tensors.sent import FilledBucket
@@ -116,7 +118,7 @@ class Fragment:
         named = dict(zip(self.names, self.outer, strict=True))
         return {
             "outer": {name: tensor.detach().clone() for name, tensor in named.items()},
-            "optimizer": {} if self.optimizer is None else self.optimizer.state_dict(),
+            "optimizer": {} if self.optimizer is None else copy.deepcopy(self.optimizer.state_dict()),
             "under_way": {n: tensor.grad.clone() for n, tensor in named.items() if tensor.grad is not None} if self.under_way else None,
         }
 
@@ -128,7 +130,7 @@ class Fragment:
             tensor.copy_(state["outer"][name])
             tensor.grad = None if means is None else means[name].to(tensor.device, tensor.dtype, copy=True)
         if self.optimizer is not None:
-            self.optimizer.load_state_dict(state["optimizer"])
+            self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         self.under_way = self._here = means is not None
 
 
@@ -178,7 +180,8 @@ def parts_of(model: torch.nn.Module, fragments: int | Sequence[torch.nn.Module],
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     if not named:
         raise UsageError(f"{by}: the model has no parameters that require a gradient")
-    if isinstance(fragments, int):
+    if not isinstance(fragments, Iterable):
+        fragments = whole(fragments, f"{by}: fragments")
         if fragments < 1:
             raise UsageError(f"{by}: fragments={fragments}: expected at least 1 fragment, or a list of modules")
         if fragments > len(named):
@@ -187,6 +190,8 @@ def parts_of(model: torch.nn.Module, fragments: int | Sequence[torch.nn.Module],
     left: dict[str, torch.Tensor] = dict(named)
     parts: list[dict[str, torch.Tensor]] = []
     for place, module in enumerate(fragments):
+        if not isinstance(module, torch.nn.Module):
+            raise UsageError(f"{by}: fragment {place} is a {type(module).__name__}: expected a number, or a list of modules of the model")
         own = {id(parameter) for parameter in module.parameters()}
         part = {name: parameter for name, parameter in left.items() if id(parameter) in own}
         if not part:

@@ -7,6 +7,8 @@ Fragment p of P leaves after every step whose number is p' modulo ``every``, whe
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import index
+from typing import Any
 
 from psgc.errors import UsageError
 
@@ -22,6 +24,8 @@ class Schedule:
     by: str = "DiLoCo"
 
     def __post_init__(self) -> None:
+        for name in ("every", "fragments", "delay"):
+            object.__setattr__(self, name, whole(getattr(self, name), f"{self.by}: {name}"))
         if self.every < 1 or self.fragments < 1 or self.delay < 0:
             raise UsageError(
                 f"{self.by}: every={self.every}, fragments={self.fragments}, delay={self.delay}: expected at least 1 step and 1 fragment, "
@@ -44,3 +48,11 @@ class Schedule:
 
     def _place(self, fragment: int) -> int:
         return (fragment + 1) * self.every // self.fragments
+
+
+def whole(value: Any, what: str) -> int:
+    """The value as an integer. what: in messages. Raises UsageError for any other, such as a quotient: no step has such a number."""
+    try:
+        return index(value)
+    except TypeError:
+        raise UsageError(f"{what}={value!r}: expected a whole number, as of //") from None
