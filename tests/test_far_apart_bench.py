@@ -94,22 +94,27 @@ def test_the_report_has_means_over_seeds_and_seconds_over_each_link_or_their_lea
     lines = [stored("torchft", 0, loss=9.0), *(stored("torchft", seed, loss=loss) for seed, loss in enumerate((2.0, 3.0, 4.0)))]
     lines += [stored("torchft", mbit=10.0, loss=9.0, seconds=91.0), stored("torchft", mbit=100.0, loss=9.0, seconds=40.0)]
     lines += [stored("psgc int4", loss=2.5, sent=25_000_000), stored("psgc int4", 1, loss=2.7, sent=25_000_000)]
+    lines.append(stored("psgc int4", mbit=100.0, loss=9.0, seconds=33.0, sent=20_000_000))
     lines.append(stored("torchft", loss=8.0, lr=1e-4))
-    lines += [stored(system, loss=2.5, sent=50_000_000) for system in ("psgc streaming", "psgc decoupled slow")]
+    lines += [stored(system, loss=2.5, sent=50_000_000) for system in ("torchft streaming", "psgc streaming", "psgc decoupled slow")]
+    lines.append(stored("psgc decoupled", mbit=100.0, loss=9.0, seconds=31.0))
+    lines.append(stored("psgc decoupled", loss=2.4))
     results.write_text("\n".join(lines))
     monkeypatch.setattr(sys, "argv", ["far_apart.py", "--results", str(results), "--report"])
     script.main()
     told = capsys.readouterr().out.splitlines()
     assert told[0] == "2 learners, 300 steps, every 50, lr 0.003; 3 seeds:"
     assert told[2] == "| | seconds | at 100 Mbit/s | at 10 Mbit/s | sent by a host, MB | a learner's memory, MB | validation loss |"
-    assert told[4:8] == [
+    assert told[4:10] == [
         "| torchft's DiLoCo, as by default | 30 | 40 | 91 | 5 | 7 | 3.000 ± 1.000 |",
-        "| int4 | 30 | ≥ 32 | ≥ 50 | 25 | 7 | 2.600 ± 0.141 (2 seeds) |",
-        "| int4, 5 fragments, delay 5, mix 0.5 | 30 | ≥ 30 | ≥ 40 | 50 | 7 | 2.500 (1 seed) |",
+        "| torchft's, buckets, 5 fragments, delay 5, mix 0.5 | 30 | ≥ 30 | ≥ 40 | 50 | 7 | 2.500 (1 seed) |",
+        "| int4 | 30 | 33 | ≥ 46 | 25 | 7 | 2.600 ± 0.141 (2 seeds) |",
+        "| int4, 5 fragments, delay 5, mix 0.5 | 30 |  |  | 50 | 7 | 2.500 (1 seed) |",
+        "| learners around a syncer, int4 | 30 | 31 |  | 5 | 7 | 2.400 (1 seed) |",
         "| the same, one learner ten times slower | 30 |  |  | 50 | 7 | 2.500 (1 seed) |",
     ]
-    assert told[9] == "2 learners, 300 steps, every 50, lr 0.0001; 1 seed:", "another rate is another table"
-    assert told[13:] == ["| torchft's DiLoCo, as by default | 30 | ≥ 30 | ≥ 34 | 5 | 7 | 8.000 |"]
+    assert told[11] == "2 learners, 300 steps, every 50, lr 0.0001; 1 seed:", "another rate is another table"
+    assert told[15:] == ["| torchft's DiLoCo, as by default | 30 | ≥ 30 | ≥ 34 | 5 | 7 | 8.000 |"]
 
 
 @pytest.mark.parametrize(

@@ -259,9 +259,12 @@ class Syncer:
 
 
 def serve(config: Config, settings: Settings, told: Any = None) -> None:
-    """Serve learners until SIGTERM or Ctrl-C. told: called with the port, once learners may connect. Raises PsgcError."""
+    """Serve learners until SIGTERM, Ctrl-C or the end of the terminal, unless that is ignored (nohup). told: called with the port, once learners may connect.
+    Raises PsgcError."""
     syncer = Syncer(config, settings)
     stop = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        stop[signal.SIGHUP] = "SIGHUP"
     before = {number: signal.signal(number, lambda n, _: syncer.mailbox.put(syncer.end, stop[signal.Signals(n)])) for number in stop}
     try:
         if told is not None:

@@ -6,7 +6,7 @@ from typing import Literal
 
 import pytest
 
-from psgc.worker.learner.contact import Contact, Wait
+from psgc.worker.learner.contact import Contact, Silence, Wait
 
 SILENCE_S, LIMIT_S = 5.0, 600.0
 
@@ -31,7 +31,7 @@ def breaking(
                 contact.answered(now, progress=answers == "all")
         if contact.due(now, SILENCE_S) is not None:
             named.append(now)
-        if (late := contact.late(now, LIMIT_S)) is not None:
+        if (late := contact.late(now, LIMIT_S, 0.0)) is not None:
             return named, late
     return named, None
 
@@ -60,16 +60,33 @@ def test_one_that_is_slow_is_not_late_and_one_that_is_down_is() -> None:
     assert contact.due(14.0, SILENCE_S) is None
     assert contact.due(15.0, SILENCE_S) == 5.0
     contact.answered(20.0, progress=False)
-    assert contact.due(2000.0, SILENCE_S) is None and contact.late(2000.0, LIMIT_S) is None, "what is awaited may take its time"
+    assert contact.due(2000.0, SILENCE_S) is None and contact.late(2000.0, LIMIT_S, 0.0) is None, "what is awaited may take its time"
     contact.down(2000.0)
-    assert contact.late(2600.0, LIMIT_S) is None
-    assert contact.late(2601.0, LIMIT_S) == (601.0, "")
+    assert contact.late(2600.0, LIMIT_S, 0.0) is None
+    assert contact.late(2601.0, LIMIT_S, 0.0) == (601.0, "")
+
+
+def test_whoever_begins_to_wait_after_a_long_time_without_the_syncer_waits_for_as_long_as_anybody() -> None:
+    contact = Contact(0.0)
+    contact.answered(1.0, progress=True)
+    contact.down(10.0)
+    assert contact.late(90_000.0, LIMIT_S, 89_990.0) is None
+    assert contact.late(90_591.0, LIMIT_S, 89_990.0) == (601.0, "")
+
+
+def test_what_moves_is_no_silence_and_what_stands_still_is_named() -> None:
+    silence = Silence()
+    assert [silence.due(now, 1000, 0, 60.0) for now in (0.0, 100.0)] == [None, None], "nothing is awaited"
+    assert [at for at in range(100, 400) if silence.due(at, 1000, 1, 60.0) is not None] == [160, 220, 280, 340]
+    assert [at for at in range(400, 600) if silence.due(at, at, 1, 60.0) is not None] == [], "bytes move"
+    assert silence.due(700.0, 599, 1, 60.0) == 101.0
+    assert silence.due(701.0, 599, 2, 60.0) is None, "another push has left"
 
 
 def test_one_that_never_came_about_counts_from_the_beginning() -> None:
     contact = Contact(100.0)
     assert contact.due(105.0, SILENCE_S) == 5.0
-    assert contact.late(701.0, LIMIT_S) == (601.0, "")
+    assert contact.late(701.0, LIMIT_S, 100.0) == (601.0, "")
 
 
 def test_a_wait_is_named_soon_and_then_ever_more_rarely() -> None:

@@ -147,6 +147,19 @@ def test_learners_train_on_with_a_syncer_that_follows_one_which_has_saved_nothin
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize(("number", "how"), [(signal.SIGHUP, "SIGHUP"), (signal.SIGINT, "Ctrl-C")])
+def test_a_syncer_saves_when_its_terminal_ends(start: Start, tmp_path: Path, number: signal.Signals, how: str) -> None:
+    port, file = free_port(), tmp_path / "outer.npz"
+    held = syncer(start, port, "--save", file, "--save-every", "100000")
+    learner = start(JOB, 60, 0.01, PSGC_SYNCER=f"127.0.0.1:{port}", PSGC_LEARNER="a")
+    assert learner.ended() == 0, learner.text
+    first = file.stat().st_mtime_ns  # with the initial values
+    held.kill(number)
+    assert held.ended() == 0 and f"ended by {how}: " in held.text, held.text
+    assert file.stat().st_mtime_ns > first
+
+
+@pytest.mark.timeout(300)
 def test_a_second_learner_of_a_name_takes_the_place_of_the_first_for_good(start: Start) -> None:
     port = free_port()
     held = syncer(start, port)

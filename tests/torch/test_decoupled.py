@@ -477,9 +477,9 @@ def stuck(syncer: Syncer) -> Iterator[Callable[[], None]]:
         go_on.set()
 
 
-def impatient() -> None:
+def impatient(**more: float) -> None:
     session = psgc.current_session()
-    session.config = psgc_config(session.config, silence_s=0.2)
+    session.config = psgc_config(session.config, silence_s=0.2, **more)
 
 
 @contextlib.contextmanager
@@ -517,6 +517,42 @@ def test_whoever_waits_for_a_syncer_that_does_not_answer_says_so(alone: None, st
             until(caplog, f"learner a waits for fragment 0 from the syncer at tcp://{at}, for ", "it is connected, and does not answer")
             go_on()
         moved_by(own, 1.0)
+
+
+def test_whoever_trains_on_beside_a_syncer_that_does_not_answer_says_so(
+    alone: None, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    syncer, at = start("add")
+    impatient(dead_s=0.2)
+    own = model()
+    outside = psgc.Decoupled(own, torch.optim.SGD(own.parameters(), lr=0.01), every=1, at=at, name="a")
+    with stuck(syncer) as go_on:
+        moved_by(own, 1.0)
+        outside.step()
+        until(
+            caplog,
+            f"learner a trains on without an answer of the syncer at tcp://{at}, from which nothing has come for ",
+            "does not answer",
+        )
+        go_on()
+    outside.finish()
+
+
+def test_whoever_waits_hears_that_the_connections_thread_has_ended(
+    alone: None, start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    own, at = model(), start("add")[1]
+    outside = psgc.Decoupled(own, torch.optim.SGD(own.parameters(), lr=0.01), every=1, delay=0, at=at, name="a")
+
+    def fails(*_: Any) -> None:
+        raise MemoryError("no room for it")
+
+    monkeypatch.setattr(LearnerClient, "_send", fails)
+    moved_by(own, 1.0)
+    with pytest.raises(JobFailed, match=r"learner a: its connection to the syncer at .* ended by MemoryError: no room for it"):
+        outside.step()
+    outside._close()
+    assert "its connection's thread ended" in caplog.text
 
 
 def test_a_learner_that_begins_while_the_syncer_is_stuck_says_that_it_waits(

@@ -279,6 +279,20 @@ def test_whole_numbers_of_numpy_are_numbers(alone: None) -> None:
     assert len(outside.state_dict()["fragments"]) == 2
 
 
+def test_a_mean_that_is_not_finite_is_said_once(alone: None, caplog: pytest.LogCaptureFixture) -> None:
+    own = model()
+    with psgc.DiLoCo(own, torch.optim.SGD(own.parameters(), lr=0.1), every=1) as outside:
+        outside.step()
+        assert not caplog.messages
+        with torch.no_grad():
+            own.get_parameter("2.bias")[0] = float("nan")
+        for _ in range(3):
+            outside.step()
+    (text,) = caplog.messages
+    assert "of 1 parameter(s) holds NaN or infinity, of which some rank's has it, first '2.bias'" in text
+    assert "PSGC_NONFINITE=raise ends the job instead" in text
+
+
 def test_a_state_that_is_kept_in_memory_stays_as_it_was(alone: None) -> None:
     def step() -> None:
         outside.zero_grad()

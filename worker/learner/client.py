@@ -28,7 +28,7 @@ from psgc.transport.selection import transport
 from psgc.transport.server_link import Route, ServerLink
 from psgc.transport.watch import Watch
 from psgc.wire.learners import Enrol, learner_key, learner_number
-from psgc.worker.learner.contact import Contact, Wait
+from psgc.worker.learner.contact import Contact, Silence, Wait
 from psgc.worker.learner.conversation import Conversation, Message, Values
 
 logger = logging.getLogger(__name__)
@@ -55,6 +55,7 @@ class LearnerClient:
         self._link = ServerLink(Route(0, by, at, False, by.dialer(at, config), proof), self._links)
         self._number = number
         self._contact = Contact(time.monotonic())
+        self._silence = Silence()
         self._wait: Wait | None = None  # of the training thread; the connection's says so
         self._begun = self._leaves = False  # the syncer has been reached; this learner has nothing more to say
         self._thread = threading.Thread(target=self._run, name="psgc-learner", daemon=True)
@@ -112,7 +113,8 @@ class LearnerClient:
     def _give_up_if_late(self) -> None:
         """Whoever waits gives up only while there is no connection, or none that lasts: a slow one is not late."""
         name, limit_s = self._limit_s()
-        late = self._contact.late(time.monotonic(), limit_s)
+        assert self._wait is not None
+        late = self._contact.late(time.monotonic(), limit_s, self._wait.began)
         if late is not None:
             who = self._talk.enrol.name
             raise JobFailed(f"learner {who}: gave up after {late[0]:.0f} s ({name}) without the syncer at {self._at}{late[1]}: {self._why}")
@@ -129,6 +131,18 @@ class LearnerClient:
     # the connection's thread
 
     def _run(self) -> None:
+        try:
+            self._carry()
+        except Exception as error:
+            logger.exception("learner %s: its connection's thread ended", self._talk.enrol.name)
+            with self._changed:  # else whoever waits would do so for ever
+                self._talk.failed = f"its connection to the syncer at {self._at} ended by {type(error).__name__}: {error}"
+                self._changed.notify_all()
+        finally:
+            self._link.close(0.0)
+            self._links.close()
+
+    def _carry(self) -> None:
         leaving = 0.0
         while not self._talk.failed:
             self._links.flush()
@@ -145,8 +159,6 @@ class LearnerClient:
                 leaving = leaving or time.monotonic()
                 if self._talk.over or time.monotonic() - leaving > LINGER_S:
                     break
-        self._link.close(0.0)
-        self._links.close()
 
     def _leave(self) -> None:
         self._leaves = True
@@ -187,7 +199,10 @@ class LearnerClient:
         who, first_s = self._talk.enrol.name, self._config.silence_s
         with self._changed:
             wait, out = self._wait, self._contact.due(now, first_s)
-            waited = wait.due(now, first_s) if wait is not None and self._contact.out_of_reach(now) is None else None
+            reached = self._contact.out_of_reach(now) is None
+            waited = wait.due(now, first_s) if wait is not None and reached else None
+            unanswered = self._talk.unanswered if wait is None and reached else 0
+            silent = self._silence.due(now, self._link.wire_bytes, unanswered, self._config.dead_s)
         if out is not None:
             what = "trains on without" if wait is None else "waits for"
             logger.warning("learner %s %s the syncer at %s, for %.0f s so far: %s", who, what, self._at, out, self._why)
@@ -195,6 +210,11 @@ class LearnerClient:
             logger.warning(
                 "learner %s waits for fragment %d from the syncer at %s, for %.0f s so far: %s",
                 who, wait.fragment, self._at, waited, self._why_slow,
+            )  # fmt: skip
+        elif silent is not None:
+            logger.warning(
+                "learner %s trains on without an answer of the syncer at %s, from which nothing has come for %.0f s: %s",
+                who, self._at, silent, self._why_slow,
             )  # fmt: skip
 
     @property

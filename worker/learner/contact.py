@@ -28,6 +28,23 @@ class Wait:
         return now - self.began if self._named.due(now, first_s) else None
 
 
+class Silence:
+    """Of a syncer that is connected, and from which an answer is to come that nobody waits for: whether anything moves."""
+
+    def __init__(self) -> None:
+        self._moved: tuple[int, int] | None = None  # bytes on the wire, and how many fragments wait for an answer, when that last changed
+        self._wait: Wait | None = None
+
+    def due(self, now: float, wire_bytes: int, unanswered: int, first_s: float) -> float | None:
+        """For how many seconds nothing has moved, where that is to be said now."""
+        if not unanswered:
+            self._moved = self._wait = None
+            return None
+        if self._wait is None or (wire_bytes, unanswered) != self._moved:
+            self._moved, self._wait = (wire_bytes, unanswered), Wait(-1, now)
+        return self._wait.due(now, first_s)
+
+
 class Contact:
     """began: when the learner began."""
 
@@ -56,9 +73,11 @@ class Contact:
             return None
         return now - min(self._since if self._since is not None else now, self._breaks.first if often else now)
 
-    def late(self, now: float, limit_s: float) -> tuple[float, str] | None:
-        """For whoever waits: for how many seconds there was no contact, if that is longer than the limit, and what else is to be said of it."""
+    def late(self, now: float, limit_s: float, began: float) -> tuple[float, str] | None:
+        """For whoever waits since ``began``: for how many seconds of that there was no contact, if that is longer than the limit, and what else is to be said
+        of it. Before, nobody had asked for anything: a syncer that was away for a day may come back in a moment."""
         out = self.out_of_reach(now)
+        out = None if out is None else min(out, now - began)
         if out is None or out <= limit_s:
             return None
         return out, f", to which the connection {self._breaks.text(now)}" if self._breaks.count >= MANY else ""

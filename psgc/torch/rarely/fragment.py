@@ -7,6 +7,7 @@ Parameters of lower precision are held as float32; of a sharded one, this rank's
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from psgc.torch.tensors.sent import FilledBucket
 from psgc.torch.tensors.shards import local, reshard, sharding_modules
 from psgc.worker.session import Session
 
+logger = logging.getLogger(__name__)
 Outer = Callable[[Iterable[torch.Tensor]], torch.optim.Optimizer]
 
 
@@ -48,6 +50,7 @@ class Fragment:
         if here:
             self.exchange.check(self.exchange.specs, self.outer)
         self.under_way, self._here = False, False
+        self._said = False  # that a mean held NaN or infinity
 
     def leave(self) -> None:
         """Send how far the parameters have come, as a gradient of the outer ones: what they were, minus what they are. Where parameters are of lower
@@ -79,6 +82,23 @@ class Fragment:
         exchange.deliver()
         exchange.end_step()
         self._here = True
+        self._say_nonfinite()
+
+    def _say_nonfinite(self) -> None:
+        """Once, of the first mean with NaN or infinity: momentum keeps it, so nothing would become of the parameter any more."""
+        session = self.exchange.session
+        if session.rank or self._said:
+            return
+        found = [
+            name for name, outer in zip(self.names, self.outer, strict=True) if outer.grad is not None and not outer.grad.isfinite().all()
+        ]
+        if found:
+            self._said = True
+            logger.warning(
+                "DiLoCo: what the ranks have exchanged of %d parameter(s) holds NaN or infinity, of which some rank's has it, first %r: all ranks have it "
+                "from now on; PSGC_NONFINITE=raise ends the job instead, and names the rank",
+                len(found), found[0],
+            )  # fmt: skip
 
     def take(self, mix: float) -> None:
         """Wait for the mean, take the outer step on it, and go on from there: from the outer parameters, with ``mix`` times what this rank has beyond them."""
