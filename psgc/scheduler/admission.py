@@ -28,7 +28,8 @@ class Admission:
         self._job = job
         self._early: dict[tuple[int, int], Reminder] = {}  # by pid and session, of those who wait for the next job
 
-    def register(self, peer: bytes, register: Register, now: float) -> list[Action]:
+    def register(self, peer: bytes, register: Register, now: float, epoch: int = 0) -> list[Action]:
+        """epoch: that the process is in already; 0: none."""
         if self._job.failed is not None:
             return [self._job.abort_to(peer)]
         if (lost := self._job.roster.lost(peer, register.lineage)) is not None:
@@ -51,6 +52,12 @@ class Admission:
         if former is not None:
             return self._succeeded(former, peer, register, now)
         member = Member(peer, register, now)
+        if epoch:  # its layouts would have the numbers of this job's
+            raise RemoteProtocolError(
+                f"{member.label} is in a job whose scheduler has ended, and has left this one nothing to go on from (PSGC_JOURNAL): start all processes of it "
+                f"again",
+                ErrorCode.NOT_ADMITTED,
+            )
         conflict = self._job.roster.conflict(member)
         if self._job.agreements is not None:
             raise RemoteProtocolError(f"everyone is already there: {conflict or member.label}", ErrorCode.NOT_ADMITTED)

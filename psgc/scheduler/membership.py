@@ -70,7 +70,7 @@ class Membership(Job):
             if header.kind == Kind.OBSERVE:
                 return [self._observed(peer, now)]
             if header.kind == Kind.REGISTER:
-                return self._admission.register(peer, decode_body(Register, body), now)
+                return self._admission.register(peer, decode_body(Register, body), now, header.epoch)
             member = self.roster.heard_from(peer, now)
             if member is None and (lost := self.roster.lost(peer)) is not None:
                 return [self.turn_away(lost, peer)]

@@ -52,6 +52,17 @@ def laid_out(job: Followed, name: str) -> None:
         job.note(job.declare(f"w{node}", declaration(name)))
 
 
+def test_members_of_a_job_are_refused_by_a_scheduler_that_knows_nothing_of_it(job: Followed) -> None:
+    laid_out(job, "model")
+    fresh = Job(2, 1)
+    for peer, own in (("s0", register("server", index=0)), ("w0", register(node=0)), ("w1", register(node=1))):
+        said = fresh.say(peer, Kind.REGISTER, own, epoch=job.membership.epoch)
+        assert "is in a job whose scheduler has ended, and has left this one nothing to go on from" in refused(said, ErrorCode.NOT_ADMITTED)
+    assert not list(fresh.membership.roster), "and this one's own members are awaited"
+    fresh.join("own", register(node=0, pid=7))
+    assert len(list(fresh.membership.roster)) == 1
+
+
 def test_members_that_register_again_have_their_places_and_hear_of_the_next_process(job: Followed) -> None:
     job.follow()
     again = Topology.from_body(sent(job.join("w1", register(node=1)), Kind.TOPOLOGY)["w1"])
