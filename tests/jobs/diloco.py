@@ -137,8 +137,16 @@ def main() -> None:
     parser.add_argument("--missing-servers", action="store_true", help="outer steps on servers, and nothing else")
     parser.add_argument("--refused", help="a codec that this job cannot have, and nothing else")
     parser.add_argument("--uneven", action="store_true", help="rank 1 has fewer batches than rank 0, and nothing else is trained")
+    parser.add_argument("--apart", help="what is otherwise on rank 1, and nothing else: fragments, codec, model or every")
     given = parser.parse_args()
     psgc.init()
+    if given.apart:
+        differs = {given.apart} if psgc.rank() else set()
+        model = model_of(0) if "model" not in differs else nn.Sequential(nn.Linear(12, 41), nn.Linear(41, 5))
+        psgc.DiLoCo(
+            model, torch.optim.SGD(model.parameters(), lr=1e-2), every=999 if "every" in differs else 1000, fragments=2 if "fragments" in differs else 1,
+            codec="int8" if "codec" in differs else "int4", on="servers" if given.servers else "workers",
+        )  # fmt: skip
     if given.missing_servers:
         diloco("none", 4, 1, 0, 0.0, "nesterov", "servers")
     if given.refused:

@@ -11,6 +11,7 @@ the outer step on servers. What travels may be compressed by any codec that grad
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -22,7 +23,7 @@ from psgc.torch.ddp import amp
 from psgc.torch.gradients.front_end import FrontEnd
 from psgc.torch.plans.choice import Choice, Given, chosen
 from psgc.torch.rarely.counting import count, forget, refuse_another
-from psgc.torch.rarely.fragment import Fragment, Frozen, Outer, parts_of
+from psgc.torch.rarely.fragment import Fragment, Frozen, Outer, parts_of, together
 from psgc.torch.rarely.held_fragment import HeldFragment
 from psgc.torch.rarely.schedule import Schedule
 from psgc.torch.session import api
@@ -90,6 +91,8 @@ class DiLoCo:
         number = api.next_number(session, "diloco")
         name, self._front = f"diloco{number}", None
         self._fragments: Sequence[Fragment | HeldFragment]
+        settings = f"every={self._schedule.every}, delay={self._schedule.delay}, mix={mix:g}, outer={'a function' if rule is None else rule.canonical}, on={on}"
+        agree = partial(_agree, session, f"{name} settings", settings)
         if on == "servers":
             _check_servers(session, choice)
             assert rule is not None
@@ -100,6 +103,7 @@ class DiLoCo:
             self._fragments = [
                 HeldFragment(session, f"{name}.{place}", choice.codec, part, rule.canonical) for place, part in enumerate(parts)
             ]
+            agree()
         else:
             make = outer if rule is None else _optimizer_of(rule)
             assert not isinstance(make, str)
@@ -112,6 +116,7 @@ class DiLoCo:
                 ]
             except CodecError as error:
                 raise CodecError(f"DiLoCo: {error}") from None
+            together([agree, *(each.declare for each in fragments_here)])
             self._fragments, self._front = fragments_here, _Front(fragments_here)
         self.inner, self.steps, self._sharded = inner, 0, sharding_modules(model)
         self._met = 0  # the step after which all ranks last had the same parameters by ``finish()``
@@ -274,6 +279,14 @@ class _Front(FrontEnd[FilledBucket]):
 
     def check_leaving(self) -> None:
         raise UsageError("suspend(): DiLoCo cannot go on in a job of another size; save its state, and start a new job")
+
+
+def _agree(session: Session, name: str, own: str) -> None:
+    """Raise UsageError where this rank's numbers are others than rank 0's: ranks would exchange what does not belong together, or wait for each other."""
+    if session.rank == 0:
+        session.publish(name, own.encode())
+    elif (first := session.lookup(name).decode()) != own:
+        raise UsageError(f"DiLoCo: rank 0 has {first}, and rank {session.rank} has {own}; every rank makes it with the same numbers")
 
 
 def local_sgd(

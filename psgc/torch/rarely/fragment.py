@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -52,16 +53,21 @@ class Fragment:
         self.under_way, self._here = False, False
         self._said = False  # that a mean held NaN or infinity
 
+    def declare(self) -> None:
+        """Wait until every rank has declared it, if it is not yet, or not any more: a codec's state was loaded. Any thread may call."""
+        exchange, everything = self.exchange, tuple(range(len(self.outer)))
+        if self.outer and not exchange.declared:
+            exchange.declare(lambda made: FilledBucket.all_of(made.layout, made.on_gpu), exchange.specs, self.outer, everything, everything)
+
     def leave(self) -> None:
         """Send how far the parameters have come, as a gradient of the outer ones: what they were, minus what they are. Where parameters are of lower
         precision, they were the outer ones rounded: what the rounding took is no progress."""
         self.under_way, self._here = True, not self.outer
         if self._here:
             return
-        exchange, everything = self.exchange, tuple(range(len(self.outer)))
+        exchange = self.exchange
         exchange.begin()
-        if not exchange.declared:
-            exchange.declare(lambda made: FilledBucket.all_of(made.layout, made.on_gpu), exchange.specs, self.outer, everything, everything)
+        self.declare()
         for bucket in exchange.buckets:
             for index in bucket.bucket.tensors:
                 outer = self.outer[index]
@@ -152,6 +158,25 @@ class Fragment:
         if self.optimizer is not None:
             self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         self.under_way = self._here = means is not None
+
+
+def together(calls: Iterable[Callable[[], None]]) -> None:
+    """Make calls that wait for other ranks at once, so that all take the round trips of one. Raises what the first of them raises."""
+    failed: list[BaseException] = []
+
+    def make(call: Callable[[], None]) -> None:
+        try:
+            call()
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=make, args=(call,), name="psgc-declare", daemon=True) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise failed[0]
 
 
 class Frozen:
