@@ -81,14 +81,15 @@ def test_pieces_are_refused_where_the_ranks_that_exchange_hold_different_ones(ma
         ("codec", "codec on rank 0 is int4, on rank 1 it is int8 (declared as diloco0.0)"),
         (
             "every",
-            "DiLoCo: rank 0 has every=1000, delay=0, mix=0.0, outer=nesterov:lr=0.7,momentum=0.9, on=workers, and rank 1 has every=999,",
+            "DiLoCo: rank 0 has every=1000, delay=0, mix=0, outer=nesterov:lr=0.7,momentum=0.9, on=workers, and rank 1 has every=999,",
         ),
+        ("every --servers", "lr=0.7,momentum=0.9, on=servers, and rank 1 has every=999,"),
         ("model", "shape of tensor '0.weight' on rank 0 is (40, 12), on rank 1 it is (41, 12)"),
     ],
 )
 def test_ranks_that_differ_are_told_when_it_is_made(make_job: Callable[..., Any], what: str, text: str) -> None:
     job = make_job(nodes=2, servers=1)
-    workers = job.whole("--apart", what, job="diloco.py", PSGC_MIN_COMPRESS_BYTES="0")
+    workers = job.whole("--apart", *what.split(), job="diloco.py", PSGC_MIN_COMPRESS_BYTES="0")
     assert job.end()[workers[0].name] == 1, job.text()
     assert text in job.text(), job.text()
 
