@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Iterator
@@ -84,6 +85,31 @@ def test_a_file_is_read_again_when_it_changes_and_what_is_wrong_changes_nothing(
     assert len(keys.keys) == 1 and keys.keys != before
     file.unlink()
     assert not keys.read_again() and keys.tokens == ("two",)
+
+
+def test_a_file_that_cannot_be_read_for_a_moment_is_named_once_and_read_later_though_nobody_writes_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    file, read = tmp_path / "tokens", Path.read_text
+    written(file, "one")
+    keys = JobKeys(7, ("one",), str(file))
+    assert not keys.read_again()
+
+    def refused(path: Path, *args: Any, **named: Any) -> str:
+        if path == file:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return read(path, *args, **named)
+
+    for text in ("two\none", "two"):
+        written(file, text)
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "read_text", refused)
+            assert not any(keys.read_again() for _ in range(3))
+        said = [record.getMessage() for record in caplog.records if str(file) in record.getMessage()]
+        assert said == [f"PSGC_TOKEN_FILE={file}: it cannot be read (Permission denied); the tokens stay what they were"]
+        caplog.clear()
+        assert keys.read_again() and keys.tokens == tuple(text.split())
+        assert not keys.read_again()
 
 
 MEMBERS: list[Member] = []
