@@ -41,7 +41,7 @@ from psgc.server.succession import Succession
 from psgc.transport.control.dealer import Dealer
 from psgc.transport.control.lifeline import Lifeline
 from psgc.transport.control.voice import ADMISSION, AWAITED, LIFELINE, Voice
-from psgc.transport.host import host_id, member_alive, pid_started, session_number
+from psgc.transport.host import host_id, member_alive, own_start, session_number
 from psgc.transport.link import Link, Transport
 from psgc.transport.link_set import LinkSet
 from psgc.transport.memory.segment import Segment
@@ -259,7 +259,7 @@ class Server:
         config = self.config
         incarnation, lineage = self._succession.place
         body = Register(
-            "server", __version__, host_id(), socket.gethostname(), os.getpid(), pid_started(os.getpid()),
+            "server", __version__, host_id(), socket.gethostname(), os.getpid(), own_start(),
             config.nodes, config.servers, index=config.server_index, encrypt=config.encrypt,
             session=self._session, incarnation=incarnation, lineage=lineage, standby=config.standby,
             launcher=os.getppid() if config.replicas else 0, **address_fields(listener.address for listener in self._listeners),
