@@ -108,8 +108,9 @@ class Server:
         self._reason = ""
         self._began = time.monotonic()
         self._life = Lifeline(
-            config.root_endpoint, config.silence_s, config.dead_s, config.heartbeat_s, self._began, self._scheduler.nobody_listens
-        )
+            config.root_endpoint, config.silence_s, config.dead_s, config.heartbeat_s, self._began, self._scheduler.nobody_listens,
+            turned_away=lambda: self._scheduler.turned_away(silent=False),
+        )  # fmt: skip
         self._absence = Absence(config.heartbeat_s)
         self._named = Reminder(self._began)
         self._voice = Voice.of(config)

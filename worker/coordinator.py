@@ -77,7 +77,11 @@ class Coordinator:
         self._config, self._job, self._owner = config, job, owner
         began = time.monotonic()
         self._line = _Line(context, config)
-        self._life = Lifeline(config.root_endpoint, config.silence_s, config.dead_s, TICK_S, began, self._line.dealer.nobody_listens)
+        dealer = self._line.dealer
+        self._life = Lifeline(
+            config.root_endpoint, config.silence_s, config.dead_s, TICK_S, began, dealer.nobody_listens,
+            turned_away=lambda: dealer.turned_away(silent=False),
+        )  # fmt: skip
         self._admission = Admission(config, self._life, began)
         self.requests = Requests(self._line.send)
         self.told = float("-inf")  # when the scheduler last said what is awaited

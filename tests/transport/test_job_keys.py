@@ -126,7 +126,7 @@ class Member:
             self.dealer.send(Header(Kind.HEARTBEAT, job=7, payload_bytes=1), b"x")
             list(self.dealer.events())
             self.dealer.tick(time.monotonic())
-            if self.dealer.turned_away():
+            if self.dealer.turned_away(silent=False):
                 return False
             if router.socket.poll(20) and any(identity == self.dealer._identity for identity, *_ in router.receive()):
                 return True

@@ -40,7 +40,7 @@ class Connection:
     def send(self, header: Header, payload: Any = None) -> None:
         """Nobody is there to receive it."""
 
-    def turned_away(self) -> str:
+    def turned_away(self, silent: bool = True) -> str:
         return ""
 
     def nobody_listens(self, now: float) -> bool:
@@ -170,3 +170,21 @@ def test_processes_that_one_launcher_starts_have_a_number_in_common() -> None:
     assert first == lineage("psgc-launcher/7/a:1", 2) > 0
     assert lineage("psgc-launcher/7/b:0", 1) not in (first, 0)
     assert lineage("psgc-launcher/7/a:0", 0) == lineage("", 1) == 0
+
+
+def test_a_member_that_has_missed_the_jobs_new_token_says_so_and_not_that_the_scheduler_is_silent(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    why, connection = "the scheduler at tcp://127.0.0.1:9 does not take this member's token", Connection(0)
+    # One that leaves handshakes unanswered is not asked: that takes a second, in which nothing else goes on.
+    monkeypatch.setattr(connection, "turned_away", lambda silent=True: "" if silent else why)
+    monkeypatch.setattr(module, "Dealer", lambda *_: connection)
+    config = Config(root_host="127.0.0.1", root_port=9, job=1, dead_s=20.0)
+    coordinator = Coordinator(None, config, Membership(), Owner())  # type: ignore[arg-type]
+    coordinator._line.topology = SimpleNamespace(rank=0, epoch=1)  # type: ignore[assignment]
+    with pytest.raises(JobFailed, match=rf"^{why}; it was asked again for 20 s \(PSGC_DEAD_S\)$"):
+        for tick in range(1, 100):
+            coordinator.tick(coordinator.began + tick * module.TICK_S)
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [f"{why}; it is asked again, for 20 s at most (PSGC_DEAD_S)"] * 2
+    coordinator.close()
