@@ -182,9 +182,11 @@ def test_a_member_that_has_missed_the_jobs_new_token_says_so_and_not_that_the_sc
     config = Config(root_host="127.0.0.1", root_port=9, job=1, dead_s=20.0)
     coordinator = Coordinator(None, config, Membership(), Owner())  # type: ignore[arg-type]
     coordinator._line.topology = SimpleNamespace(rank=0, epoch=1)  # type: ignore[assignment]
+    ticks = round(config.dead_s / module.TICK_S)
+    for tick in range(1, ticks + 1):
+        coordinator.tick(coordinator.began + tick * module.TICK_S)
     with pytest.raises(JobFailed, match=rf"^{why}; it was asked again for 20 s \(PSGC_DEAD_S\)$"):
-        for tick in range(1, 100):
-            coordinator.tick(coordinator.began + tick * module.TICK_S)
+        coordinator.tick(coordinator.began + (ticks + 1) * module.TICK_S)
     said = [record.getMessage() for record in caplog.records]
     assert said == [f"{why}; it is asked again, for 20 s at most (PSGC_DEAD_S)"] * 2
     coordinator.close()
