@@ -298,6 +298,8 @@ class Server:
             notice = decode_body(Notice, body)
             # All workers have left: this scheduler is the next job's, and the BYE of this job's one was lost.
             over = notice.code == ErrorCode.NOT_ADMITTED and self._state is not None and self._state.deserted
+            if notice.code == ErrorCode.FINAL:
+                self._launcher.tell("final")
             self._tell_scheduler(Kind.BYE)
             self._end(0 if over else 1, "" if over else notice.text)
         elif header.kind == Kind.BYE:

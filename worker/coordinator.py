@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 import zmq
 
 from psgc.config import Config
+from psgc.diagnostics.report import Launcher
 from psgc.errors import RemoteProtocolError
 from psgc.layout import Declaration, Layout
 from psgc.layout.speed import UNKNOWN, Speed
@@ -225,6 +226,8 @@ class Coordinator:
             if self._stage is not _Stage.MEMBER and notice.code == ErrorCode.NOT_ADMITTED:
                 self._stage = _Stage.LEFT  # this scheduler is the next job's: the one of this job has ended, and its answer to BYE was lost
             else:
+                if notice.code == ErrorCode.FINAL:
+                    Launcher(self._config.launcher).tell("final")
                 self._owner.failed(notice.text, notice.code == ErrorCode.CUT_OFF)
         elif header.kind == Kind.BYE and self._stage is _Stage.LEAVING:
             self._stage = _Stage.LEFT

@@ -177,6 +177,8 @@ class _Loop:
             elif isinstance(action, Log):
                 if action.level >= logging.INFO:
                     self._state.events.note(time.monotonic(), action.level, action.text)
+                if action.level >= logging.ERROR and self._state.final:
+                    self._launcher.tell("final")
                 if action.level >= logging.ERROR and not self._told:
                     self._told = self._launcher.tell("job failed", action.text)
                 logger.log(

@@ -190,3 +190,17 @@ def test_a_member_that_has_missed_the_jobs_new_token_says_so_and_not_that_the_sc
     said = [record.getMessage() for record in caplog.records]
     assert said == [f"{why}; it is asked again, for 20 s at most (PSGC_DEAD_S)"] * 2
     coordinator.close()
+
+
+@pytest.mark.parametrize("final", [True, False])
+def test_that_a_failed_job_is_not_to_be_started_again_is_told_to_the_launcher(monkeypatch: pytest.MonkeyPatch, final: bool) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(module, "Dealer", lambda *_: Connection(0))
+    monkeypatch.setattr(module, "Launcher", lambda address: SimpleNamespace(tell=lambda event: told.append(f"{event} {address}")))
+    config = Config(root_host="127.0.0.1", root_port=9, job=1, launcher="there:1")
+    coordinator = Coordinator(None, config, Membership(), Owner())  # type: ignore[arg-type]
+    header, code = Header(Kind.ABORT, job=1, sender=SCHEDULER_SENDER), ErrorCode.FINAL if final else 0
+    with pytest.raises(JobFailed, match=r"^server 0: ended by SIGTERM$"):
+        coordinator._handle(header, encode_body(Notice(code, "server 0: ended by SIGTERM")))
+    assert told == (["final there:1"] if final else [])
+    coordinator.close()
