@@ -41,7 +41,7 @@ from psgc.server.succession import Succession
 from psgc.transport.control.dealer import Dealer
 from psgc.transport.control.lifeline import Lifeline
 from psgc.transport.control.voice import ADMISSION, AWAITED, LIFELINE, Voice
-from psgc.transport.host import host_id, member_alive, pid_started, session_number
+from psgc.transport.host import host_id, member_alive, own_start, session_number
 from psgc.transport.link import Link, Transport
 from psgc.transport.link_set import LinkSet
 from psgc.transport.memory.segment import Segment
@@ -108,8 +108,9 @@ class Server:
         self._reason = ""
         self._began = time.monotonic()
         self._life = Lifeline(
-            config.root_endpoint, config.silence_s, config.dead_s, config.heartbeat_s, self._began, self._scheduler.nobody_listens
-        )
+            config.root_endpoint, config.silence_s, config.dead_s, config.heartbeat_s, self._began, self._scheduler.nobody_listens,
+            turned_away=lambda: self._scheduler.turned_away(silent=False),
+        )  # fmt: skip
         self._absence = Absence(config.heartbeat_s)
         self._named = Reminder(self._began)
         self._voice = Voice.of(config)
@@ -259,7 +260,7 @@ class Server:
         config = self.config
         incarnation, lineage = self._succession.place
         body = Register(
-            "server", __version__, host_id(), socket.gethostname(), os.getpid(), pid_started(os.getpid()),
+            "server", __version__, host_id(), socket.gethostname(), os.getpid(), own_start(),
             config.nodes, config.servers, index=config.server_index, encrypt=config.encrypt,
             session=self._session, incarnation=incarnation, lineage=lineage, standby=config.standby,
             launcher=os.getppid() if config.replicas else 0, **address_fields(listener.address for listener in self._listeners),
@@ -297,6 +298,8 @@ class Server:
             notice = decode_body(Notice, body)
             # All workers have left: this scheduler is the next job's, and the BYE of this job's one was lost.
             over = notice.code == ErrorCode.NOT_ADMITTED and self._state is not None and self._state.deserted
+            if notice.code == ErrorCode.FINAL:
+                self._launcher.tell("final")
             self._tell_scheduler(Kind.BYE)
             self._end(0 if over else 1, "" if over else notice.text)
         elif header.kind == Kind.BYE:

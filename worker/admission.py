@@ -16,7 +16,7 @@ from psgc.diagnostics.report import Launcher
 from psgc.processes.absence import Absence, younger
 from psgc.processes.reminder import Reminder
 from psgc.transport.control.lifeline import Lifeline, Sign
-from psgc.transport.host import host_id, pid_started, session_number
+from psgc.transport.host import host_id, own_start, session_number
 from psgc.wire.messages import Register, encode_body
 
 TICK_S: Final = 0.25  # how often the network thread calls ``tick``
@@ -37,7 +37,7 @@ class Admission:
         """What it says of itself. The scheduler answers with TOPOLOGY once everyone is there. Safe to repeat."""
         config = self._config
         body = Register(
-            "worker", __version__, host_id(), socket.gethostname(), os.getpid(), pid_started(os.getpid()),
+            "worker", __version__, host_id(), socket.gethostname(), os.getpid(), own_start(),
             config.nodes, config.servers, config.node, config.local_rank, config.local_size, encrypt=config.encrypt,
             planned=bool(config.plan), roots=config.reduce_roots, switch=config.switch_size, asynchronous=config.async_mode,
             session=self._session, incarnation=config.incarnation, lineage=self._lineage, shrinks=config.on_worker_loss == "shrink",

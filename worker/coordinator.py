@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 import zmq
 
 from psgc.config import Config
+from psgc.diagnostics.report import Launcher
 from psgc.errors import RemoteProtocolError
 from psgc.layout import Declaration, Layout
 from psgc.layout.speed import UNKNOWN, Speed
@@ -77,7 +78,11 @@ class Coordinator:
         self._config, self._job, self._owner = config, job, owner
         began = time.monotonic()
         self._line = _Line(context, config)
-        self._life = Lifeline(config.root_endpoint, config.silence_s, config.dead_s, TICK_S, began, self._line.dealer.nobody_listens)
+        dealer = self._line.dealer
+        self._life = Lifeline(
+            config.root_endpoint, config.silence_s, config.dead_s, TICK_S, began, dealer.nobody_listens,
+            turned_away=lambda: dealer.turned_away(silent=False),
+        )  # fmt: skip
         self._admission = Admission(config, self._life, began)
         self.requests = Requests(self._line.send)
         self.told = float("-inf")  # when the scheduler last said what is awaited
@@ -221,6 +226,8 @@ class Coordinator:
             if self._stage is not _Stage.MEMBER and notice.code == ErrorCode.NOT_ADMITTED:
                 self._stage = _Stage.LEFT  # this scheduler is the next job's: the one of this job has ended, and its answer to BYE was lost
             else:
+                if notice.code == ErrorCode.FINAL:
+                    Launcher(self._config.launcher).tell("final")
                 self._owner.failed(notice.text, notice.code == ErrorCode.CUT_OFF)
         elif header.kind == Kind.BYE and self._stage is _Stage.LEAVING:
             self._stage = _Stage.LEFT

@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from psgc.config import Config
@@ -21,7 +22,7 @@ from psgc.launch.job.cores import cores_of_ranks, described, near_memory
 from psgc.launch.job.interpreter import check_command, check_spares, note_on, spares_of, words_of
 from psgc.launch.job.node_addresses import address_of, await_name
 from psgc.launch.job.planned import PLAN, inside_of, plan_here
-from psgc.launch.job.restarts import await_the_end, restarts_of, run_again
+from psgc.launch.job.restarts import Unrepeated, await_the_end, restarts_of, run_again
 from psgc.launch.job.role import run_role
 from psgc.launch.job.run import run_job
 from psgc.launch.job.scheduler_process import listener_of, start_scheduler
@@ -36,7 +37,7 @@ from psgc.launch.topology.devices import local_size, seen_devices
 from psgc.launch.topology.interfaces import named, place_of
 from psgc.launch.version import version_line
 from psgc.processes.addresses import join, split
-from psgc.transport.control.absence import tell_absence
+from psgc.transport.control.absence import tell_absence, tell_end
 from psgc.transport.control.voice import own_outlet
 from psgc.transport.security import encryption
 
@@ -246,8 +247,9 @@ def _run_members(
     # On one node the services end once the workers have; of several, other nodes' workers may still need them.
     ends_with_workers = own.nodes == 1
     supervised = Supervisor(
-        "psgc-launch", prefix and count > 1, _patience(own, env), absent=None if alone or not workers else absent, verdict=verdict
-    )
+        "psgc-launch", prefix and count > 1, _patience(own, env), absent=None if alone or not workers else absent, verdict=verdict,
+        interrupted=_nothing if alone else _told_when_interrupted(own, env, workers),
+    )  # fmt: skip
     with supervised as supervisor, passing_on(lambda: [child for child in supervisor.children if child.name in configs]):
         role = [sys.executable, "-m", "psgc.launch.job.role"]
         if "scheduler" in roles:
@@ -285,7 +287,20 @@ def _run_members(
             _start(supervisor, name, command, full, cores=cores[local_rank], replaced=again, spared=spared, before=near)
         if spares:
             supervisor.keep_spares(spares, command[0], {**env, **shared_cores(env, size, pinned=any(cores)), "PYTHONUNBUFFERED": "1"})
-        return supervisor.run()
+        status = supervisor.run()
+        return Unrepeated(status) if supervisor.final else status
+
+
+def _told_when_interrupted(config: Config, env: Mapping[str, str], workers: bool) -> Callable[[str], None]:
+    """What a signal to this launcher does first: it tells the scheduler that the job is over, since other machines' launchers would start it again without
+    this one. Under wait and shrink a worker's launcher may end, and be followed by another."""
+    if config.wire == "psgc" and restarts_of(env) and (not workers or config.on_worker_loss == "stop"):
+        return partial(tell_end, config)
+    return _nothing
+
+
+def _nothing(_: str) -> None:
+    pass
 
 
 def _check_members(config: Config, env: Mapping[str, str], command: Sequence[str], spares: int, workers: int, servers: int) -> None:

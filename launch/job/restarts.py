@@ -16,6 +16,10 @@ from psgc.errors import ConfigError
 FINAL: Final = {0, 2, *(128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))}
 
 
+class Unrepeated(int):
+    """A status that nobody should repeat, whichever it is."""
+
+
 # The scheduler's port stays closed for so long before the scheduler starts again: by that the other machines see that the old job is over.
 GAP_S: Final = 5.0
 GAP_AWAITED_S: Final = 60.0  # a machine that has missed the gap goes on then
@@ -55,7 +59,7 @@ def run_again(run: Callable[[dict[str, str]], int], most: int, program: str, bet
     """
     for attempt in range(most + 1):
         status = run({"PSGC_RESTART": str(attempt)} if most else {})
-        if status in FINAL or attempt == most:
+        if status in FINAL or isinstance(status, Unrepeated) or attempt == most:
             break
         print(
             f"{program}: the job failed with status {status}; restart {attempt + 1} of {most} (PSGC_RESTARTS)", file=sys.stderr, flush=True

@@ -45,14 +45,14 @@ class Supervisor:
 
     program: begins our own lines. prefix: whether children's lines begin with their names. absent: told of a worker that has ended by
     itself without having called init, for those who wait for it elsewhere. verdict: told of the reason of a failure, with its weight and the status, in
-    place of the last line.
+    place of the last line. interrupted: told of the first signal to us, before it is passed on.
     """
 
     def __init__(
         self, program: str, prefix: bool = True, patience: Patience | None = None, absent: Callable[[Child], None] | None = None,
-        verdict: Callable[[Weight, str, int], None] | None = None,
+        verdict: Callable[[Weight, str, int], None] | None = None, interrupted: Callable[[str], None] = lambda _: None,
     ) -> None:  # fmt: skip
-        self._absent = absent
+        self._absent, self._tell_interrupted = absent, interrupted
         self._tell_verdict = verdict
         self._program, self._prefix, self._patience = program, prefix, patience or Patience()
         self._ending = Ending(self._patience)
@@ -65,6 +65,7 @@ class Supervisor:
         self._failing = False  # a fault has come, and everyone is being ended
         self._unread_output = False
         self._interrupt = 0
+        self.final = False  # a signal has ended another launcher of the job: it is not to be started again
         self._pending: list[int] = []  # signals that came and are not handled yet
         self._saving: set[int] = set()  # numbers of the children that are writing a checkpoint
         self._before: dict[int, Any] = {}
@@ -247,6 +248,10 @@ class Supervisor:
                 self._is_back(report.child)
             elif self._spared.heeds(report):
                 continue
+            elif report.event == "final":
+                if not (self.final or self._interrupt):
+                    self.say("a signal has ended another machine's part of the job, so it is not started again")
+                self.final = True
             elif report.event == "hung":
                 self._print_where_it_hung(report)
             elif not self._ending_them:
@@ -442,6 +447,7 @@ class Supervisor:
                 self._signal_all(signal.SIGKILL)
             return
         self._interrupt = number
+        self._tell_interrupted(signal.Signals(number).name)
         for child in [c for c in self.children if c.running and not (c.service or c.follows)] or self.children:
             child.signal_group(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
         self._end_within(self._patience.grace_s)

@@ -31,29 +31,44 @@ def read_tokens(path: str) -> tuple[str, ...]:
     return tokens
 
 
+Stamp = tuple[int, int, int, int]
+
+
 class TokenFile:
-    """Whether the file is another than when it was last looked at; at the first look it is, because it was read before, and may have been replaced since.
+    """The file, read again when it is another than when it was last read; at the first look it is, because it may have been replaced since.
     path: "" for none."""
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._stamp: tuple[int, int, int] | None = None
+        self._stamp: Stamp | None = None  # of the file as it was last read
+        self._said: tuple[Stamp | None, str] | None = None  # what is wrong with it now, and was raised
 
-    def changed(self) -> bool:
-        before, self._stamp = self._stamp, self._look()
-        return self._stamp != before
+    def read_again(self) -> tuple[str, ...] | None:
+        """The tokens, if the file has changed. Raises ConfigError as ``read_tokens``, once for each change of the file; it is read again all the same, because
+        what could not be read for a moment (another's file, no descriptor left) need not be written again to be readable."""
+        if not self._path:
+            return None
+        stamp = self._look()
+        if stamp is not None and stamp == self._stamp:
+            self._said = None
+            return None
+        try:
+            tokens = read_tokens(self._path)
+        except ConfigError as error:
+            if (stamp, str(error)) == self._said:
+                return None
+            self._said = stamp, str(error)
+            raise
+        self._stamp, self._said = stamp, None
+        return tokens
 
-    def read(self) -> tuple[str, ...]:
-        """Raises ConfigError as ``read_tokens``."""
-        return read_tokens(self._path)
-
-    def _look(self) -> tuple[int, int, int] | None:
+    def _look(self) -> Stamp | None:
         """Of what a name leads to now: Kubernetes replaces the link."""
         try:
-            status = os.stat(self._path) if self._path else None
+            status = os.stat(self._path)
         except OSError:
             return None
-        return None if status is None else (status.st_mtime_ns, status.st_size, status.st_ino)
+        return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
 
 
 __all__ = ["TokenFile", "read_tokens"]

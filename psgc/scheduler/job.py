@@ -17,7 +17,7 @@ from psgc.scheduler.records import Failed
 from psgc.scheduler.roster import Member, Roster
 from psgc.transport.security.handshake import KEY_BYTES, worker_key
 from psgc.wire.frames import Kind
-from psgc.wire.messages import Notice, Register, encode_body
+from psgc.wire.messages import ErrorCode, Notice, Register, encode_body
 
 
 @dataclass(slots=True)
@@ -44,6 +44,7 @@ class Job:
     agreements: Agreements | None = None  # this and the next: once everyone is there
     losses: Losses | None = None
     failed: tuple[float, str] | None = None  # since when, and why
+    final: bool = False  # a launcher has been ended by a signal: a job that fails now is not to be started again
     over: float | None = None  # since when all workers have left in order
     events: Events = field(default_factory=Events)
     post: Post = field(init=False)
@@ -87,7 +88,7 @@ class Job:
 
     def abort_to(self, peer: bytes) -> Send:
         assert self.failed is not None
-        return self.post.send(peer, Kind.ABORT, encode_body(Notice(0, self.failed[1])))
+        return self.post.send(peer, Kind.ABORT, encode_body(Notice(ErrorCode.FINAL if self.final else 0, self.failed[1])))
 
     def tell_workers(self, text: str, teller: Member | None = None) -> list[Send]:
         body = encode_body(Notice(0, text))

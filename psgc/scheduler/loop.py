@@ -21,7 +21,7 @@ from psgc.scheduler.continuity import Continuity
 from psgc.scheduler.membership import Membership
 from psgc.transport.control.router import Router
 from psgc.transport.control.voice import AWAITED, Voice
-from psgc.transport.host import host_id, local_address_for, member_alive, pid_started
+from psgc.transport.host import host_id, local_address_for, member_alive, own_start
 from psgc.transport.security.job_keys import JobKeys
 from psgc.wire.frames import pack_header
 from psgc.wire.messages import Register
@@ -104,7 +104,7 @@ class _Loop:
         self._state = Membership(
             config.nodes, config.servers, config.job, time.monotonic(), _alive, config.silence_s, config.dead_s,
             config.register_timeout_s, config.step_timeout_s, data_key=continuity.data_key, heartbeat_s=config.heartbeat_s,
-            launched=alone and config.scheduler_fd >= 0 and not config.on_its_own, itself=(host_id(), os.getpid(), pid_started(os.getpid())),
+            launched=alone and config.scheduler_fd >= 0 and not config.on_its_own, itself=(host_id(), os.getpid(), own_start()),
             again=continuity.again, returns=continuity.returns, replicas=config.replicas,
         )  # fmt: skip
         self._resumed_at = float("inf")  # when this process took another's place; inf: it did not, or has heard of everyone again
@@ -177,6 +177,8 @@ class _Loop:
             elif isinstance(action, Log):
                 if action.level >= logging.INFO:
                     self._state.events.note(time.monotonic(), action.level, action.text)
+                if action.level >= logging.ERROR and self._state.final:
+                    self._launcher.tell("final")
                 if action.level >= logging.ERROR and not self._told:
                     self._told = self._launcher.tell("job failed", action.text)
                 logger.log(

@@ -74,10 +74,12 @@ class Membership(Job):
             member = self.roster.heard_from(peer, now)
             if member is None and (lost := self.roster.lost(peer)) is not None:
                 return [self.turn_away(lost, peer)]
-            if member is None and header.kind == Kind.FAULT and self.agreements is None and self.failed is None:
+            if member is None and header.kind == Kind.FAULT and self.failed is None:
                 told = decode_body(Notice, body)
-                if told.code == ErrorCode.ABSENT:
+                if told.code == ErrorCode.ABSENT and self.agreements is None:
                     return self.abort(told.text, now)
+                if told.code == ErrorCode.FINAL:
+                    return self._launcher_ended(peer, told.text)
             if member is None:
                 unknown = True  # a member whose new connection is not up yet: there it registers, and repeats its open requests
                 raise RemoteProtocolError("register first", ErrorCode.NOT_ADMITTED)
@@ -177,6 +179,11 @@ class Membership(Job):
             ranks = ", ".join(map(str, left))
             text = f"rank(s) {ranks} left the job, but others go on: every rank must run the same number of steps ({text})"
         return self.abort(text, now)
+
+    def _launcher_ended(self, peer: bytes, text: str) -> list[Action]:
+        """Its members may still save and leave in order. Before everyone is there it may be started once more, and nothing is lost."""
+        self.final = self.agreements is not None
+        return [self.post.send(peer, Kind.BYE), Log(logging.INFO, text)]
 
     def _name_stall(self, teller: Member, text: str, now: float) -> list[Action]:
         """Log what a member awaits: a server awaits ranks, a worker awaits a server. Other members report the same, so reports that follow soon are

@@ -22,13 +22,23 @@ def host_id() -> str:
 
 
 def pid_started(pid: int) -> int:
-    """When the process started, in clock ticks since boot; 0 if there is no such process. Tells a reused pid from the old one."""
+    """When the process started, in clock ticks since boot; 0 if there is no such process. Tells a reused pid from the old one. Raises OSError where that cannot
+    be told, as when this process has no descriptor left."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return 0
     state, *rest = stat.rpartition(")")[2].split()
     return 0 if state in "ZX" else int(rest[18])  # a zombie is dead to its peers
+
+
+@cache
+def own_start() -> int:
+    """``pid_started`` of this process. A member says it again and again, and must not seem another because it has no descriptor left."""
+    return pid_started(os.getpid())
+
+
+os.register_at_fork(after_in_child=own_start.cache_clear)
 
 
 _sessions = itertools.count()
@@ -41,8 +51,23 @@ def session_number() -> int:
 
 
 def process_alive(pid: int, started: int) -> bool:
-    """Whether the process that started at ``started`` still runs. For pids of this host's pid namespace."""
-    return pid_started(pid) == started
+    """Whether the process that started at ``started`` still runs. For pids of this host's pid namespace. Where it cannot be told, any process with this pid is
+    taken for it: that the other is alive harms nobody, and that it is dead ends a job."""
+    try:
+        return pid_started(pid) == started
+    except OSError:
+        return _exists(pid)
+
+
+def _exists(pid: int) -> bool:
+    """Asks the kernel by a signal that none gets, which needs no descriptor."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # it is another user's
+        pass
+    return True
 
 
 def member_alive(host: str, pid: int, started: int) -> bool | None:

@@ -42,6 +42,7 @@ class ErrorCode(IntEnum):
     BROKEN_GROUP = 16
     ABSENT = 17
     CUT_OFF = 18
+    FINAL = 19
 
 
 LEFT_OUT_IF_EMPTY: Final = {"left out": "if empty"}  # metadata of a field that was added later: bodies without it stay as they were

@@ -40,7 +40,7 @@ BODIES: dict[Kind, list[Any]] = {
     Kind.DECLARATION: [one.to_json() for one in DECLARATIONS],
     Kind.PUBLISH: [Published.of("x", b"abc")],
     Kind.LOOKUP: [Lookup("x")],
-    Kind.FAULT: [Notice(0, "why"), Notice(ErrorCode.ABSENT, "absent")],
+    Kind.FAULT: [Notice(0, "why"), Notice(ErrorCode.ABSENT, "absent"), Notice(ErrorCode.FINAL, "ended")],
     Kind.ERROR: [Notice(ErrorCode.MALFORMED, "why")],
     Kind.BYE: [None, Notice(0, "")],
     Kind.HEARTBEAT: [None, Notice(0, "rank 1 is awaited")],

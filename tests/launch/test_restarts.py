@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import signal
 import socket
+import sys
+from typing import Any
 
 import pytest
 
 from psgc.config import Config
 from psgc.errors import ConfigError
 from psgc.launch.job import restarts
-from psgc.launch.job.restarts import restarts_of, run_again
+from psgc.launch.job.restarts import Unrepeated, restarts_of, run_again
+from tests.launch.conftest import JOBS
+from tests.ports import free_port
 
 
 def ends(*statuses: int, most: int) -> tuple[int, list[dict[str, str]]]:
@@ -31,7 +35,7 @@ def test_a_fault_is_followed_by_another_start_up_to_the_limit(capsys: pytest.Cap
     assert ends(1, most=0) == (1, [{}])
 
 
-@pytest.mark.parametrize("status", [0, 2, 128 + signal.SIGINT, 128 + signal.SIGTERM])
+@pytest.mark.parametrize("status", [0, 2, 128 + signal.SIGINT, 128 + signal.SIGTERM, Unrepeated(1)])
 def test_these_ends_are_final(status: int) -> None:
     assert ends(status, most=3)[0] == status
 
@@ -58,3 +62,24 @@ def test_the_setting_is_a_number() -> None:
     assert (restarts_of({}), restarts_of({"PSGC_RESTARTS": "4"})) == (0, 4)
     with pytest.raises(ConfigError, match=r"^PSGC_RESTARTS='often': expected how many times"):
         restarts_of({"PSGC_RESTARTS": "often"})
+
+
+@pytest.mark.parametrize("which", ["scheduler,server", "worker"])
+def test_a_job_that_is_interrupted_on_one_machine_is_not_started_again_on_the_others(launched: Any, which: str) -> None:
+    job = {
+        "DMLC_NUM_WORKER": "2", "DMLC_NUM_SERVER": "1", "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(free_port()), "PSGC_RESTARTS": "3",
+        "PSGC_TOKEN": "t", "PSGC_SILENCE_S": "100",
+    }  # fmt: skip
+    command = (sys.executable, str(JOBS / "steps.py"), "--steps", "100000")
+    workers = [launched.psgc_launch(*command, **job, DMLC_ROLE="worker", DMLC_WORKER_ID=str(node)) for node in range(2)]
+    services = launched.psgc_launch(**job, DMLC_ROLE="scheduler,server")
+    for worker in workers:
+        launched.read_until(worker, "step 1:")
+    interrupted, *others = [*workers, services] if which == "worker" else [services, *workers]
+    interrupted.send_signal(signal.SIGTERM)
+    assert launched.end(interrupted)[0] == 128 + signal.SIGTERM
+    for popen in others:
+        status, _, err = launched.end(popen)
+        assert status == 1, err
+        assert err.count("a signal has ended another machine's part of the job, so it is not started again") == 1, err
+        assert "(PSGC_RESTARTS)" not in err

@@ -19,6 +19,7 @@ from psgc.transport.control.dealer import Dealer
 from psgc.transport.security.job_keys import JobKeys
 from psgc.wire.frames import Header, Kind
 from tests.launch.killing import Victims, children
+from tests.ports import free_port
 
 JOBS = Path(__file__).parent.parent / "jobs"
 SAYS_WHERE = """
@@ -121,6 +122,27 @@ def test_a_token_is_replaced_while_servers_and_the_scheduler_die(launched: Any, 
     assert status == 128 + signal.SIGTERM, err
     assert err.count("it is started again and goes on from") == (3 if meanwhile else 2), err
     assert "wrong" not in out
+
+
+def test_a_machine_that_has_missed_the_new_token_says_so_and_goes_on_once_it_has_it(launched: Any, tmp_path: Path) -> None:
+    here, there, over = tmp_path / "here", tmp_path / "there", tmp_path / "over"
+    for file in (here, there):
+        file.write_text("the first\n")
+    job = {
+        "DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": "1", "BYTEPS_FORCE_DISTRIBUTED": "1", "DMLC_PS_ROOT_URI": "127.0.0.1",
+        "DMLC_PS_ROOT_PORT": str(free_port()),
+    }  # fmt: skip
+    command = (sys.executable, str(JOBS / "steps.py"), "--steps", "1000000", "--pause-s", "1", "--until", str(over))
+    services = launched.psgc_launch(**job, DMLC_ROLE="scheduler,server", PSGC_TOKEN_FILE=str(here))
+    worker = launched.psgc_launch(*command, **job, DMLC_ROLE="worker", DMLC_WORKER_ID="0", PSGC_TOKEN_FILE=str(there))
+    launched.read_until(worker, "step 1:")
+    replaced(here, "the second\n")
+    assert any("does not take this member's token" in line and "it is asked again" in line for line in worker.stderr)
+    replaced(there, "the second\n")
+    over.touch()
+    for popen in (worker, services):
+        status, _, err = launched.end(popen)
+        assert status == 0, err
 
 
 def test_who_looks_at_a_job_by_one_of_its_processes_has_the_tokens_of_its_file(tmp_path: Path) -> None:

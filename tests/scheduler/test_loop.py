@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -20,7 +21,7 @@ from psgc.config import Config
 from psgc.scheduler import loop as scheduler_loop
 from psgc.transport.control.dealer import Dealer
 from psgc.transport.control.router import MOST_A_FRAME_BYTES, Router
-from psgc.transport.host import host_id, pid_started, process_alive
+from psgc.transport.host import host_id, own_start, pid_started, process_alive
 from psgc.transport.security.job_keys import JobKeys
 from psgc.wire.frames import HEADER_BYTES, VERSION, Header, Kind, pack_header
 from psgc.wire.messages import Register, encode_body
@@ -225,6 +226,37 @@ def test_a_reused_pid_is_not_taken_for_the_process_that_had_it() -> None:
     assert process_alive(os.getpid(), started)
     assert not process_alive(os.getpid(), started - 1)
     assert not process_alive(1 << 30, started)
+
+
+def test_who_has_no_descriptor_left_takes_nobody_who_lives_for_dead_and_does_not_seem_another_process() -> None:
+    started = own_start()
+    with subprocess.Popen([sys.executable, "-S", "-c", ""]) as ended:
+        there = pid_started(ended.pid)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        alive = process_alive(os.getpid(), started), process_alive(ended.pid, there), process_alive(1 << 30, started)
+        own = own_start()
+        with suppress(OSError):
+            pid_started(os.getpid())
+            raise AssertionError("it had a descriptor")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert alive == (True, False, False)
+    assert own == started
+
+
+def test_a_forked_process_has_a_start_of_its_own() -> None:
+    before = own_start()
+    reading, writing = os.pipe()
+    if not (pid := os.fork()):
+        os.write(writing, str(own_start()).encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    os.close(writing)
+    with os.fdopen(reading) as said:
+        assert int(said.read()) > before > 0
+    assert own_start() == before
 
 
 @pytest.mark.parametrize(

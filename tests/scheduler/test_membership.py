@@ -154,6 +154,28 @@ def test_a_fault_of_any_member_ends_the_job_for_all_with_its_words(peer: str) ->
     assert job.say("w0", Kind.FAULT, Notice(0, "another")) == job.say("w0", Kind.HEARTBEAT), "the first reason stays"
 
 
+@pytest.mark.parametrize("told", [True, False])
+def test_a_job_that_fails_after_a_signal_has_ended_a_launcher_is_not_to_be_started_again(told: bool) -> None:
+    job = complete()
+    if told:
+        said = job.say("launcher", Kind.FAULT, Notice(ErrorCode.FINAL, "a launcher on host1 was ended by SIGTERM"))
+        assert sent(said, Kind.BYE).keys() == {"launcher"}
+        assert not sent(said, Kind.ABORT), "its workers may still save, and leave in order"
+    ended = sent(job.say("w1", Kind.FAULT, Notice(0, "rank 1 ended")), Kind.ABORT)
+    assert {body["code"] for body in ended.values()} == {ErrorCode.FINAL if told else 0}
+    assert {body["text"] for body in ended.values()} == {"rank 1 ended"}
+
+
+def test_a_launcher_that_a_signal_ends_before_everyone_is_there_may_be_started_once_more() -> None:
+    job = Job(nodes=2)
+    job.join("s0", register("server", index=0))
+    job.join("w0", register())
+    job.say("launcher", Kind.FAULT, Notice(ErrorCode.FINAL, "a launcher on host1 was ended by SIGTERM"))
+    job.join("w1", register(node=1))
+    ended = sent(job.say("w1", Kind.FAULT, Notice(0, "rank 1 ended")), Kind.ABORT)
+    assert {body["code"] for body in ended.values()} == {0}
+
+
 def test_the_end_of_a_failed_job_comes_when_all_have_said_bye_or_after_a_while() -> None:
     patient = complete()
     patient.membership.abort("why", patient.now)

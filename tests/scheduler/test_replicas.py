@@ -11,7 +11,7 @@ from psgc.scheduler.elsewhere import elsewhere
 from psgc.scheduler.membership import Membership
 from psgc.scheduler.records import from_json, to_json
 from psgc.wire.frames import Kind
-from psgc.wire.messages import Topology
+from psgc.wire.messages import Notice, Topology
 from tests.scheduler.talk import DEAD_S, JOB, Job, aborted, declaration, end_of, logged, register, sent
 
 
@@ -187,6 +187,15 @@ def test_without_replicas_the_last_line_says_what_would_help() -> None:
     job.join("s0", server(0, launcher=0))
     job.join("w0", _worker(0))
     assert "PSGC_REPLICAS=1 keeps it on another machine, too, and PSGC_RESTARTS starts a job again" in aborted(speaks(job, "s0"))
+
+
+@pytest.mark.parametrize("peer", ["s0", "b0"])
+def test_a_server_or_a_standby_that_is_told_to_end_ends_the_job_in_order(peer: str) -> None:
+    """Only losses are survived."""
+    job, text = complete(), "server 0: ended by SIGTERM"
+    said = job.say(peer, Kind.FAULT, Notice(0, text))
+    assert aborted(said) == text
+    assert sent(said, Kind.ABORT).keys() == {"s0", "s1", "b0", "b1", "w0", "w1"}
 
 
 def test_a_standbys_process_that_ends_is_followed_and_hears_what_it_is() -> None:

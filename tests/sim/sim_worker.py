@@ -385,7 +385,7 @@ class SimDealer:
     def tick(self, now: float) -> None:
         """Nothing is given up here."""
 
-    def turned_away(self) -> str:
+    def turned_away(self, silent: bool = True) -> str:
         return ""
 
     def nobody_listens(self, now: float) -> bool:

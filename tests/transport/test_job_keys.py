@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Iterator
@@ -86,6 +87,31 @@ def test_a_file_is_read_again_when_it_changes_and_what_is_wrong_changes_nothing(
     assert not keys.read_again() and keys.tokens == ("two",)
 
 
+def test_a_file_that_cannot_be_read_for_a_moment_is_named_once_and_read_later_though_nobody_writes_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    file, read = tmp_path / "tokens", Path.read_text
+    written(file, "one")
+    keys = JobKeys(7, ("one",), str(file))
+    assert not keys.read_again()
+
+    def refused(path: Path, *args: Any, **named: Any) -> str:
+        if path == file:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return read(path, *args, **named)
+
+    for text in ("two\none", "two"):
+        written(file, text)
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "read_text", refused)
+            assert not any(keys.read_again() for _ in range(3))
+        said = [record.getMessage() for record in caplog.records if str(file) in record.getMessage()]
+        assert said == [f"PSGC_TOKEN_FILE={file}: it cannot be read (Permission denied); the tokens stay what they were"]
+        caplog.clear()
+        assert keys.read_again() and keys.tokens == tuple(text.split())
+        assert not keys.read_again()
+
+
 MEMBERS: list[Member] = []
 
 
@@ -100,7 +126,7 @@ class Member:
             self.dealer.send(Header(Kind.HEARTBEAT, job=7, payload_bytes=1), b"x")
             list(self.dealer.events())
             self.dealer.tick(time.monotonic())
-            if self.dealer.turned_away():
+            if self.dealer.turned_away(silent=False):
                 return False
             if router.socket.poll(20) and any(identity == self.dealer._identity for identity, *_ in router.receive()):
                 return True

@@ -13,15 +13,18 @@ SILENCE_S, DEAD_S, TICK_S = 5.0, 60.0, 0.25
 
 @dataclass
 class Watched:
-    """A lifeline and its clock. alive, refused: what it finds when it looks."""
+    """A lifeline and its clock. alive, refused, refusal: what it finds when it looks."""
 
     alive: bool | None = None
     refused: bool = False
+    refusal: str = ""
     now: float = 100.0
     life: Lifeline = field(init=False)
 
     def __post_init__(self) -> None:
-        self.life = Lifeline("tcp://s:9", SILENCE_S, DEAD_S, TICK_S, self.now, lambda _: self.refused, lambda: self.alive)
+        self.life = Lifeline(
+            "tcp://s:9", SILENCE_S, DEAD_S, TICK_S, self.now, lambda _: self.refused, lambda: self.alive, lambda: self.refusal
+        )  # fmt: skip
         self.life.connection(True, self.now)
 
     def wait(self, seconds: float) -> list[Sign]:
@@ -112,6 +115,43 @@ def test_elsewhere_silence_ends_it_in_the_end() -> None:
     said = Watched().wait(DEAD_S + 1)
     assert said[-1].gone
     assert "has said nothing for 60 s and counts as dead (PSGC_DEAD_S)" in said[-1].text
+
+
+WHY = "the scheduler at tcp://s:9 does not take this member's token: set it"
+
+
+@pytest.mark.parametrize("alive", [None, False])
+def test_one_that_refuses_the_connection_is_not_called_silent_and_the_reason_is_said_as_soon_as_it_is_known(alive: bool | None) -> None:
+    watched = Watched(alive=alive)
+    watched.life.hear(watched.now)
+    watched.life.connection(False, watched.now)
+    assert "has said nothing for 5 s" in watched.wait(SILENCE_S)[0].text, "nothing else is known"
+    watched.refusal = WHY
+    watched.now += TICK_S
+    assert watched.life.tick(watched.now) == Sign(f"{WHY}; it is asked again, for 60 s at most (PSGC_DEAD_S)")
+    watched.refusal = ""  # it is only asked until it has said why
+    said = watched.wait(DEAD_S)
+    assert said[-1] == Sign(f"{WHY}; it was asked again for 60 s (PSGC_DEAD_S)", gone=True, cut_off=True)
+    assert all(sign.text.startswith(WHY) for sign in said)
+
+
+def test_on_its_own_host_one_that_refuses_the_connection_is_asked_again_without_end() -> None:
+    watched = Watched(alive=True, refusal=WHY)
+    watched.life.connection(False, watched.now)
+    said = watched.wait(20 * DEAD_S)
+    assert {(sign.text, sign.gone) for sign in said} == {(f"{WHY}; it is asked again", False)}
+    assert 20 <= len(said) <= 24
+
+
+def test_a_refusal_is_forgotten_once_the_connection_is_made() -> None:
+    watched = Watched(refusal=WHY)
+    watched.life.connection(False, watched.now)
+    assert watched.wait(SILENCE_S)[-1].text.startswith(WHY)
+    watched.refusal = ""
+    watched.life.connection(True, watched.now)
+    watched.life.hear(watched.now)
+    watched.life.connection(False, watched.now)
+    assert "has said nothing for 5 s" in watched.wait(SILENCE_S)[0].text
 
 
 @pytest.mark.parametrize("up", [True, False])

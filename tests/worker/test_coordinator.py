@@ -40,7 +40,7 @@ class Connection:
     def send(self, header: Header, payload: Any = None) -> None:
         """Nobody is there to receive it."""
 
-    def turned_away(self) -> str:
+    def turned_away(self, silent: bool = True) -> str:
         return ""
 
     def nobody_listens(self, now: float) -> bool:
@@ -170,3 +170,37 @@ def test_processes_that_one_launcher_starts_have_a_number_in_common() -> None:
     assert first == lineage("psgc-launcher/7/a:1", 2) > 0
     assert lineage("psgc-launcher/7/b:0", 1) not in (first, 0)
     assert lineage("psgc-launcher/7/a:0", 0) == lineage("", 1) == 0
+
+
+def test_a_member_that_has_missed_the_jobs_new_token_says_so_and_not_that_the_scheduler_is_silent(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    why, connection = "the scheduler at tcp://127.0.0.1:9 does not take this member's token", Connection(0)
+    # One that leaves handshakes unanswered is not asked: that takes a second, in which nothing else goes on.
+    monkeypatch.setattr(connection, "turned_away", lambda silent=True: "" if silent else why)
+    monkeypatch.setattr(module, "Dealer", lambda *_: connection)
+    config = Config(root_host="127.0.0.1", root_port=9, job=1, dead_s=20.0)
+    coordinator = Coordinator(None, config, Membership(), Owner())  # type: ignore[arg-type]
+    coordinator._line.topology = SimpleNamespace(rank=0, epoch=1)  # type: ignore[assignment]
+    ticks = round(config.dead_s / module.TICK_S)
+    for tick in range(1, ticks + 1):
+        coordinator.tick(coordinator.began + tick * module.TICK_S)
+    with pytest.raises(JobFailed, match=rf"^{why}; it was asked again for 20 s \(PSGC_DEAD_S\)$"):
+        coordinator.tick(coordinator.began + (ticks + 1) * module.TICK_S)
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [f"{why}; it is asked again, for 20 s at most (PSGC_DEAD_S)"] * 2
+    coordinator.close()
+
+
+@pytest.mark.parametrize("final", [True, False])
+def test_that_a_failed_job_is_not_to_be_started_again_is_told_to_the_launcher(monkeypatch: pytest.MonkeyPatch, final: bool) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(module, "Dealer", lambda *_: Connection(0))
+    monkeypatch.setattr(module, "Launcher", lambda address: SimpleNamespace(tell=lambda event: told.append(f"{event} {address}")))
+    config = Config(root_host="127.0.0.1", root_port=9, job=1, launcher="there:1")
+    coordinator = Coordinator(None, config, Membership(), Owner())  # type: ignore[arg-type]
+    header, code = Header(Kind.ABORT, job=1, sender=SCHEDULER_SENDER), ErrorCode.FINAL if final else 0
+    with pytest.raises(JobFailed, match=r"^server 0: ended by SIGTERM$"):
+        coordinator._handle(header, encode_body(Notice(code, "server 0: ended by SIGTERM")))
+    assert told == (["final there:1"] if final else [])
+    coordinator.close()

@@ -170,10 +170,10 @@ class Dealer:
             self._up = False
             yield "down"
 
-    def turned_away(self) -> str:
+    def turned_away(self, silent: bool = True) -> str:
         """A sentence that says who refuses this member, and why; empty if that is not certain. It takes up to a second, but only after repeated
-        failures of the handshake."""
-        hung_up, silent = self.refused >= CERTAIN * (1 if self._keys is None else len(self._keys.keys)), self._silent
+        failures of the handshake. silent: also ask one that leaves handshakes unanswered, where that second passes each time."""
+        hung_up, silent = self.refused >= CERTAIN * (1 if self._keys is None else len(self._keys.keys)), silent and self._silent
         if not hung_up and not silent:
             return ""
         why, certain = why_refused(self._endpoint, self._keys is not None, hung_up)

@@ -29,7 +29,8 @@ class Sign:
 @dataclass(slots=True)
 class Lifeline:
     """See the module's text. every_s: from one tick to the next. alive: whether the scheduler's process runs; None if that is
-    unknown (it is on another host), or not known yet. refused: whether its machine answers that nobody listens there."""
+    unknown (it is on another host), or not known yet. refused: whether its machine answers that nobody listens there. turned_away: a sentence that says who
+    refuses this member's connection, and why; empty if that is not certain."""
 
     endpoint: str
     silence_s: float
@@ -38,6 +39,7 @@ class Lifeline:
     began: float
     refused: Callable[[float], bool]
     alive: Callable[[], bool | None] = lambda: None
+    turned_away: Callable[[], str] = lambda: ""
     returns: bool = False  # another process may follow the scheduler though nobody listens at its address meanwhile
     up: bool = False  # the connection
     answered: float = float("-inf")  # when the scheduler last said something, or the connection was made
@@ -45,6 +47,7 @@ class Lifeline:
     down_since: float = field(init=False)
     _absence: Absence = field(init=False)
     _named: Reminder | None = None  # of its silence, since it was last heard
+    _refusal: str = ""  # what ``turned_away`` has said of the connection that cannot be made: its silence has no other cause
 
     def __post_init__(self) -> None:
         self.last_seen = self.down_since = self.began
@@ -64,7 +67,7 @@ class Lifeline:
         if self.up and not up:
             self.down_since = now
         if up:
-            self.answered = now
+            self.answered, self._refusal = now, ""
         self.up = up
 
     def tick(self, now: float) -> Sign | None:
@@ -75,10 +78,10 @@ class Lifeline:
         dead = alive is False and quiet > LAST_WORDS_S
         if dead and not self.returns and self.refused(now):
             return self._gone("is gone: its process has ended; look at its log for why")
+        self._ask_why()
         if dead and quiet > self.dead_s:
-            return self._gone(
-                f"is gone: its process has ended, and no other has followed within {quiet:.0f} s (PSGC_DEAD_S); look at its launcher"
-            )
+            how = f"is gone: its process has ended, and no other has followed within {quiet:.0f} s (PSGC_DEAD_S); look at its launcher"
+            return self._turned_away(quiet) or self._gone(how)
         if alive is None:
             down = 0.0 if self.up else now - self.down_since
             if down > self.silence_s and not self.returns and self.refused(now):
@@ -87,12 +90,15 @@ class Lifeline:
                 )
             if quiet > self.dead_s:
                 how = f"has said nothing for {quiet:.0f} s and counts as dead (PSGC_DEAD_S); are its machine and the network alive?"
-                return replace(self._gone(how), cut_off=True)
+                return self._turned_away(quiet) or replace(self._gone(how), cut_off=True)
         if quiet < self.silence_s:
             return None
         self._named = self._named or Reminder(self.last_seen)
         if not self._named.due(now, self.silence_s):
             return None
+        if self._refusal:
+            limit = "" if alive else f", for {self.dead_s:.0f} s at most (PSGC_DEAD_S)"
+            return Sign(f"{self._refusal}; it is asked again{limit}")
         prospect = (
             "its process is stopped or busy, and is waited for"
             if alive
@@ -106,6 +112,15 @@ class Lifeline:
         """This process received nothing while it did not run; the scheduler was not silent because of that."""
         if away := self._absence.ended(now):
             self.last_seen, self.down_since = younger(self.last_seen, away, now), younger(self.down_since, away, now)
+
+    def _ask_why(self) -> None:
+        """While the connection cannot be made: a token that this member has missed, for example, is not a silent scheduler's fault."""
+        if not self.up and not self._refusal and (why := self.turned_away()):
+            self._refusal, self._named = why, None  # it is said at once, whatever was said before
+
+    def _turned_away(self, quiet: float) -> Sign | None:
+        """Whoever refuses this member lives: the job may go on without it."""
+        return Sign(f"{self._refusal}; it was asked again for {quiet:.0f} s (PSGC_DEAD_S)", True, True) if self._refusal else None
 
     def _gone(self, how: str) -> Sign:
         return Sign(f"the scheduler at {self.endpoint} {how}", gone=True)

@@ -33,14 +33,12 @@ class JobKeys:
 
     def read_again(self) -> bool:
         """Read the file if it is another than before. Returns whether the tokens are others. What cannot be read is reported, and changes nothing."""
-        if not self._file.changed():
-            return False
         try:
-            tokens = self._file.read()
+            tokens = self._file.read_again()
         except ConfigError as error:
             logger.warning("%s; the tokens stay what they were", error)
             return False
-        if tokens == self.tokens:
+        if tokens is None or tokens == self.tokens:
             return False
         logger.info("tokens read again tokens=%d", len(tokens))
         self.tokens = tokens
