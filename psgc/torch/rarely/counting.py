@@ -11,14 +11,14 @@ from psgc.errors import UsageError
 
 class Counter(Protocol):
     @property
-    def counts_as(self) -> str:
+    def _psgc_counts_as(self) -> str:
         """What it is, in messages."""
 
     @property
-    def settled(self) -> bool:
+    def _psgc_settled(self) -> bool:
         """Whether it has nothing left to exchange."""
 
-    def count_no_more(self) -> None: ...
+    def _psgc_count_no_more(self) -> None: ...
 
 
 def counter_of(inner: torch.optim.Optimizer) -> Any:
@@ -29,10 +29,10 @@ def counter_of(inner: torch.optim.Optimizer) -> Any:
 def refuse_another(inner: torch.optim.Optimizer, by: str) -> None:
     """Raise UsageError where somebody counts the optimizer's steps who has some to exchange. by: who would, in messages."""
     other = counter_of(inner)
-    if other is not None and not other.settled:
+    if other is not None and not other._psgc_settled:
         raise UsageError(
-            f"{by}: {other.counts_as} counts this optimizer's steps, and has some to exchange; call its finish(), or leave its block, before another takes "
-            f"its place"
+            f"{by}: {other._psgc_counts_as} counts this optimizer's steps, and has some to exchange; call its finish(), or leave its block, before another "
+            f"takes its place"
         )
 
 
@@ -41,7 +41,7 @@ def count(inner: torch.optim.Optimizer, counter: Counter) -> None:
     refuse_another(inner, type(counter).__name__)
     other = counter_of(inner)
     if other is not None:
-        other.count_no_more()
+        other._psgc_count_no_more()
     inner._psgc_counter = counter  # type: ignore[attr-defined]
 
 

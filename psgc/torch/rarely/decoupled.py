@@ -214,16 +214,16 @@ class Decoupled:
         client.took(part.place, part.base)
 
     @property
-    def counts_as(self) -> str:
+    def _psgc_counts_as(self) -> str:
         """In messages."""
         return f"the Decoupled of learner {self.name}"
 
     @property
-    def settled(self) -> bool:
+    def _psgc_settled(self) -> bool:
         """Whether its exchange has ended."""
         return self._client is None
 
-    def count_no_more(self) -> None:
+    def _psgc_count_no_more(self) -> None:
         """Its steps are the inner optimizer's own affair from now on."""
         forget(self.inner, self)
         self._hook.remove()
@@ -237,7 +237,7 @@ class Decoupled:
 
     def _close(self) -> None:
         if not self._in_block:  # there, a step that nobody would hear of is refused
-            self.count_no_more()
+            self._psgc_count_no_more()
         client, self._client = self._client, None
         if client is not None:
             client.close()

@@ -137,7 +137,7 @@ class DiLoCo:
             if kind is None:
                 self.finish()
         finally:
-            self.count_no_more()
+            self._psgc_count_no_more()
 
     def _count(self) -> None:
         """Hear of the inner optimizer's steps from now on, in place of another that did. Raises UsageError where that has steps to exchange."""
@@ -146,7 +146,7 @@ class DiLoCo:
             self._hook = self.inner.register_step_post_hook(self._stepped)
             self._psgc_skipped = self.inner._psgc_skipped = self._stepped  # type: ignore[attr-defined]  # where a GradScaler skips a step
 
-    def count_no_more(self) -> None:
+    def _psgc_count_no_more(self) -> None:
         """Its steps are the inner optimizer's own affair from now on."""
         forget(self.inner, self)
         if self._hook is not None:
@@ -164,12 +164,12 @@ class DiLoCo:
             )
 
     @property
-    def counts_as(self) -> str:
+    def _psgc_counts_as(self) -> str:
         """In messages."""
         return "another DiLoCo"
 
     @property
-    def settled(self) -> bool:
+    def _psgc_settled(self) -> bool:
         """Whether all ranks have the same parameters, with all steps that it has counted."""
         return self._met == self.steps or not (self._mix or any(self._apart) or any(fragment.under_way for fragment in self._fragments))
 
@@ -185,7 +185,7 @@ class DiLoCo:
         self._refuse_uncounted("finish()")
         reshard(self._sharded)  # before pieces are written: what the outermost module has after an evaluation would be stale
         self._frozen.check()
-        if self.settled:
+        if self._psgc_settled:
             return
         for place, fragment in enumerate(self._fragments):
             if fragment.under_way:
