@@ -38,8 +38,8 @@ SEED_BITS: Final = 63
 class Elastic:
     """The state of a training, and the loop over its steps. Under PSGC_ON_WORKER_LOSS=wait or shrink the training goes on when a worker dies.
 
-    model, optimizer: the optimizer is a DistributedOptimizer of all of the model's parameters that require a gradient, and the only one in the loop. In a step
-                      they change by its updates alone; other parameters, and buffers, by whatever the script does.
+    model, optimizer: the optimizer is a DistributedOptimizer of all of the model's parameters that require a gradient, and of no others, and the only one in
+                      the loop. In a step they change by its updates alone; other parameters, and buffers, by whatever the script does.
     scheduler:        of the learning rate; None: there is none.
     extra:            by name, whatever else has ``state_dict()`` and ``load_state_dict()`` and is equal on all ranks: a loss scaler, a sampler. States are of
                       plain types, and small: they are kept at the beginning of each step.
