@@ -314,12 +314,30 @@ def test_the_outcome_of_the_last_step_goes_along() -> None:
         giver.told()
 
 
+def test_state_in_another_dtype_than_its_parameter_is_taken_as_it_is() -> None:
+    """Momenta in double precision, as of master weights."""
+    session, states = psgc.current_session(), []
+    for seed in range(2):
+        model, optimizer, schedule = made(seed)
+        step(model, optimizer, schedule, seed)
+        states.append((TrainingState(session, model, optimizer, {}), optimizer))
+    for of in states[0][1].state.values():
+        of["exp_avg"] = of["exp_avg"].double() / 3
+    handed_over(states[0][0], states[1][0], states[0][0].beginning(1, False, (0,)))
+    for mine, theirs in zip(states[0][1].state.values(), states[1][1].state.values(), strict=True):
+        assert theirs["exp_avg"].dtype == torch.float64
+        assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
 def test_a_schedule_of_schedules_goes_on_where_it_was() -> None:
     """Its state has a list of states, of which one counts its milestones by a Counter, and begins after the handover."""
     session, made_of, rates = psgc.current_session(), [], []
     for seed in range(2):
         model, optimizer, _ = made(seed)
-        parts = [torch.optim.lr_scheduler.LinearLR(optimizer, 0.5, total_iters=2), torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 1, 3])]
+        parts = [
+            torch.optim.lr_scheduler.LinearLR(optimizer, 0.5, total_iters=2),
+            torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 1, 3]),
+        ]
         schedule = torch.optim.lr_scheduler.SequentialLR(optimizer, parts, milestones=[3])
         made_of.append((model, optimizer, schedule, TrainingState(session, model, optimizer, {"scheduler": schedule})))
     for number in range(2):

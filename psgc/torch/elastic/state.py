@@ -26,6 +26,7 @@ from psgc.torch.optimizers.averaging import Distributed
 from psgc.torch.optimizers.wrapping import named_parameters_of
 from psgc.torch.tensors import plain
 from psgc.torch.tensors.apart import mapped, put_tensors, take_tensors
+from psgc.torch.tensors.broadcast import load_optimizer
 from psgc.torch.tensors.push_pull import follow_unnamed, unnamed_calls
 from psgc.worker.session import Progress, Session
 
@@ -202,7 +203,7 @@ class TrainingState:
         with torch.no_grad():
             _copy(dict(self._model.named_parameters()), whole["parameters"], "parameter")
             _copy(dict(self._model.named_buffers()), whole["buffers"], "buffer")
-        self._optimizer.load_state_dict(whole["optimizer"])
+        load_optimizer(self._optimizer, whole["optimizer"])
         if set(kept["extra"]) != set(self._extra):
             raise UsageError(
                 f"{WHOSE}: the other ranks have {sorted(kept['extra'])} as extra, this one {sorted(self._extra)}; run one script"
