@@ -329,6 +329,19 @@ def test_state_in_another_dtype_than_its_parameter_is_taken_as_it_is() -> None:
         assert all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 
+@pytest.mark.parametrize("followed", [True, False])
+def test_layers_that_synchronise_are_named_by_their_places_where_another_process_may_run_them(
+    followed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(psgc.Elastic, "_followed", followed)
+    layers = [psgc.SyncBatchNorm(2) for _ in range(2)]
+    model = torch.nn.ModuleDict({"first": layers[0], "more": torch.nn.Sequential(torch.nn.Linear(2, 2), layers[1])})
+    optimizer = psgc.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    next(iter(psgc.Elastic(model=model, optimizer=optimizer).steps(1)))
+    names = ["SyncBatchNorm.model.first", "SyncBatchNorm.model.more.1"] if followed else ["SyncBatchNorm.0", "SyncBatchNorm.1"]
+    assert [layer._name() for layer in layers] == names
+
+
 def test_a_schedule_of_schedules_goes_on_where_it_was() -> None:
     """Its state has a list of states, of which one counts its milestones by a Counter, and begins after the handover."""
     session, made_of, rates = psgc.current_session(), [], []

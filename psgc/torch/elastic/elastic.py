@@ -28,6 +28,7 @@ from psgc.torch.elastic.state import WHOSE, Beginning, Stateful, TrainingState
 from psgc.torch.optimizers.averaging import Distributed
 from psgc.torch.session import api
 from psgc.torch.tensors.broadcast import broadcast_from_root
+from psgc.torch.tensors.sync_batch_norm import name_by_place
 from psgc.worker.session import Handover
 
 logger = logging.getLogger(__name__)
@@ -127,6 +128,8 @@ class Elastic:
 
     def _join(self) -> Beginning | None:
         """Get the state that all ranks begin with, or go on with: that of another rank in its step, which is this rank's first."""
+        if self._followed:
+            name_by_place(self._model)
         if self.replaced and (whole := self._take()) is not None:
             beginning = self._state.take(whole)
             self._attendance.ranks = beginning.members
