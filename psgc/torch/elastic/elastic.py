@@ -22,6 +22,7 @@ import torch
 from psgc.codecs import BucketContext, parse_scheme
 from psgc.codecs.scheme import SchemeState
 from psgc.errors import GroupError, PsgcError, UsageError
+from psgc.torch.elastic.beside import Beside
 from psgc.torch.elastic.handover import POLL_S, Channel
 from psgc.torch.elastic.members import Attendance
 from psgc.torch.elastic.state import WHOSE, Beginning, Stateful, TrainingState
@@ -81,6 +82,7 @@ class Elastic:
         self._rates: list[Any] = []  # of the optimizer's groups, while an update is made with others
         self._state = TrainingState(self._session, model, self._optimizer, named)
         self._state.check_trained()
+        self._beside = Beside(self._optimizer)
         self._changed = threading.Condition()
         self._beginning: Beginning | None = None
         self._readers = 0
@@ -157,6 +159,8 @@ class Elastic:
         beginning = None
         if self._followed:
             self._state.check_alone()
+            self._beside.check()
+            self._beside.note()
             beginning = replace(self._state.beginning(step, ended, self._attendance.ranks), updates=updates)
         elif step == 0:
             self._state.kept()  # finds out what is wrong with it
@@ -189,6 +193,7 @@ class Elastic:
                 self._changed.wait(POLL_S)
                 self._session.check()
             self._changing = self._updating = True
+        self._beside.check()
         if self._scale_lr and self._attendance.share < 1:
             self._rates = [group["lr"] for group in self._optimizer.param_groups]
             for group in self._optimizer.param_groups:
@@ -201,6 +206,8 @@ class Elastic:
 
     def _after_step(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
         left_out = self._optimizer._psgc_updated > 0
+        if self._followed:
+            self._beside.note()
         with self._changed:
             self._updating = False
             if self._beginning is not None and not left_out:
@@ -273,6 +280,7 @@ class Elastic:
                         )
                     self._state.check_alone()
                     channel.give(None if beginning is None else self._state.read(beginning))
+                    self._beside.given(handover.other)
             finally:
                 channel.close()
         except UsageError as error:
