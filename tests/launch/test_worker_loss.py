@@ -313,6 +313,79 @@ def test_gradients_that_add_up_from_step_to_step_are_refused(launched: Any, tmp_
     ), err
 
 
+# The second layer runs before the first has run; a process that begins later runs them in order.
+DROPPED_AT_FIRST = """
+model = torch.nn.ModuleDict({"first": psgc.SyncBatchNorm(3), "second": psgc.SyncBatchNorm(3), "last": model})
+optimizer = psgc.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+elastic = psgc.Elastic(model=model, optimizer=optimizer, seed=1)
+for step in elastic.steps(6):
+    optimizer.zero_grad()
+    inputs = torch.rand(4, 3)
+    inputs = model["first"](inputs) if step else inputs
+    model["last"](model["second"](inputs.square() + 1)).square().mean().backward()
+    if psgc.rank() == 1 and step == DIES and not elastic.replaced:
+        os.kill(os.getpid(), signal.SIGKILL)
+    optimizer.step()
+print("found", [f"{value:.9g}" for p in (*model.parameters(), *model.buffers()) for value in p.flatten().tolist()])
+"""
+
+
+def test_layers_that_have_first_run_in_another_order_are_known_to_the_process_that_follows(launched: Any, tmp_path: Path) -> None:
+    found = []
+    for dies in (-1, 3):
+        script = tmp_path / f"dropped{dies}.py"
+        script.write_text(TRAINS + DROPPED_AT_FIRST.replace("DIES", str(dies)))
+        status, out, err = launched.end(launched.psgc("run", "--no-prefix", "--", sys.executable, str(script), **WAIT))
+        assert status == 0, err
+        assert err.count("another process takes its place") == (dies >= 0)
+        found.append([line for line in out.splitlines() if "found" in line])
+    assert len(found[0]) == 2 and len({*found[0], *found[1]}) == 1, found
+
+
+# A moving average's weights are swapped in for an evaluation, in which the other rank dies, or the average itself is evaluated.
+EVALUATES = """
+average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.5))
+elastic = psgc.Elastic(model=model, optimizer=optimizer, extra={"average": average}, seed=1)
+def swap(values):
+    for parameter, value in zip(model.parameters(), values):
+        parameter.data.copy_(value)
+for step in elastic.steps(8):
+    optimizer.zero_grad()
+    model(torch.rand(4, 3)).square().mean().backward()
+    optimizer.step()
+    average.update_parameters(model)
+    kept = [parameter.detach().clone() for parameter in model.parameters()]
+    if SWAPS:
+        swap(average.module.parameters())
+    loss = (model if SWAPS else average)(torch.ones(4, 3)).square().mean().detach()
+    if psgc.rank() == 1 and step == DIES and not elastic.replaced:
+        os.kill(os.getpid(), signal.SIGKILL)
+    psgc.push_pull(loss, name="evaluated")
+    swap(kept)
+print("found", [f"{value:.9g}" for p in (*model.parameters(), *average.parameters()) for value in p.flatten().tolist()])
+"""
+
+
+@pytest.mark.parametrize("swaps", [True, False])
+def test_weights_that_are_swapped_where_another_process_gets_them_end_the_job_with_a_line(
+    swaps: bool, launched: Any, tmp_path: Path
+) -> None:
+    found = []
+    for dies in (-1, 3):
+        script = tmp_path / f"evaluates{dies}.py"
+        script.write_text(TRAINS + EVALUATES.replace("DIES", str(dies)).replace("SWAPS", str(swaps)))
+        status, out, err = launched.end(launched.psgc("run", "--no-prefix", "--", sys.executable, str(script), **WAIT))
+        if swaps and dies >= 0:
+            assert status == 1
+            last = err.strip().splitlines()[-1]
+            assert "was changed beside optimizer.step(), and again after rank 1's next process was given it" in last, err
+            assert "use a copy of the model" in last
+            return
+        assert status == 0, err
+        found.append([line for line in out.splitlines() if "found" in line])
+    assert len(found[0]) == 2 and len({*found[0], *found[1]}) == 1, found
+
+
 def test_a_second_optimizer_in_the_loop_is_refused(launched: Any, tmp_path: Path) -> None:
     """What it trains would not get to another process."""
     script = tmp_path / "second.py"

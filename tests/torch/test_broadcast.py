@@ -220,6 +220,51 @@ def test_an_optimizer_without_state_becomes_the_roots(ranks: Any, kind: Any, opt
     assert first == second == str(trained(kind, 0, 3, **options).state_dict())
 
 
+class WithMasters(torch.optim.Optimizer):
+    """Keeps weights, and moments of them in a list and a tuple, in a wider dtype than the parameters'. rounds: what it loads by itself, as others that do so
+    on purpose."""
+
+    def __init__(self, params: Any, rank: int, rounds: bool) -> None:
+        super().__init__(params, {"lr": 0.1})
+        self.rounds = rounds
+        for p in self.param_groups[0]["params"]:
+            wide = p.detach().double() + 1e-9 * (rank + 1)
+            self.state[p] = {
+                "step": torch.tensor(1.0),
+                "master": wide,
+                "of": [wide + 1, (wide + 2, rank)],
+                "seen": torch.tensor(2**40 + 1 + rank),
+            }
+
+    def state_dict(self) -> Any:
+        found: Any = super().state_dict()
+        if self.rounds:
+            found["state"] = {number: {**of, "master": of["master"].half()} for number, of in found["state"].items()}
+        return found
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        super().load_state_dict(state_dict)
+        for of in self.state.values():
+            of["master"] = of["master"].double()
+
+
+@pytest.mark.parametrize("rounds", [False, True])
+def test_state_of_another_dtype_than_its_parameter_becomes_the_roots_bit_for_bit(ranks: Any, rounds: bool) -> None:
+    def state(optimizer: WithMasters) -> list[Any]:
+        return [value for of in optimizer.state.values() for value in (of["step"], of["master"], of["of"][0], of["of"][1][0], of["seen"])]
+
+    def work(rank: int) -> list[Any]:
+        optimizer = WithMasters(model_of(0).bfloat16().parameters(), rank, rounds)
+        psgc.broadcast_optimizer_state(optimizer)
+        return state(optimizer)
+
+    first, second = ranks.run(2, work)
+    assert [one.dtype for one in first] == [one.dtype for one in second]
+    assert [torch.equal(one, two) for one, two in zip(first, second, strict=True)] == [True, not rounds, True, True, True] * (
+        len(first) // 5
+    )
+
+
 def test_a_distributed_optimizer_resumes_on_every_rank(ranks: Any) -> None:
     saved = copy.deepcopy(trained(torch.optim.AdamW, 0, 2, lr=0.1).state_dict())
 

@@ -253,6 +253,16 @@ def test_what_its_optimizer_does_not_train_is_refused_when_it_is_made() -> None:
     psgc.Elastic(model=model, optimizer=opt_g)
 
 
+def test_what_its_optimizer_trains_beside_the_model_is_refused_when_it_is_made() -> None:
+    """A criterion's parameters: no rank would get those of another. One that is not trained may be left out of the model."""
+    model, criterion, frozen = torch.nn.Linear(2, 1), torch.nn.Linear(1, 1), torch.nn.Linear(2, 2).requires_grad_(False)
+    both = torch.nn.ModuleDict({"model": model, "criterion": criterion, "frozen": frozen})
+    optimizer = psgc.DistributedOptimizer(torch.optim.SGD(both.parameters(), lr=0.1), both.named_parameters())
+    with pytest.raises(UsageError, match=r"Elastic: the model does not have parameter 'criterion\.weight' of the optimizer, .*ModuleList"):
+        psgc.Elastic(model=model, optimizer=optimizer)
+    psgc.Elastic(model=torch.nn.ModuleList([model, criterion]), optimizer=optimizer)
+
+
 def test_an_update_that_is_left_out_does_what_hooks_do_beside_it() -> None:
     """A pre hook decays weights, a post hook keeps their average in a buffer, and both run in the middle of the update that another rank has made."""
     model, optimizer, _ = made(0)
@@ -302,6 +312,56 @@ def test_the_outcome_of_the_last_step_goes_along() -> None:
     giver.begin()
     with pytest.raises(UsageError, match="a step of Elastic ends between two steps"):
         giver.told()
+
+
+def test_state_in_another_dtype_than_its_parameter_is_taken_as_it_is() -> None:
+    """Momenta in double precision, as of master weights."""
+    session, states = psgc.current_session(), []
+    for seed in range(2):
+        model, optimizer, schedule = made(seed)
+        step(model, optimizer, schedule, seed)
+        states.append((TrainingState(session, model, optimizer, {}), optimizer))
+    for of in states[0][1].state.values():
+        of["exp_avg"] = of["exp_avg"].double() / 3
+    handed_over(states[0][0], states[1][0], states[0][0].beginning(1, False, (0,)))
+    for mine, theirs in zip(states[0][1].state.values(), states[1][1].state.values(), strict=True):
+        assert theirs["exp_avg"].dtype == torch.float64
+        assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+@pytest.mark.parametrize("followed", [True, False])
+def test_layers_that_synchronise_are_named_by_their_places_where_another_process_may_run_them(
+    followed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(psgc.Elastic, "_followed", followed)
+    layers = [psgc.SyncBatchNorm(2) for _ in range(2)]
+    model = torch.nn.ModuleDict({"first": layers[0], "more": torch.nn.Sequential(torch.nn.Linear(2, 2), layers[1])})
+    optimizer = psgc.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    next(iter(psgc.Elastic(model=model, optimizer=optimizer).steps(1)))
+    names = ["SyncBatchNorm.model.first", "SyncBatchNorm.model.more.1"] if followed else ["SyncBatchNorm.0", "SyncBatchNorm.1"]
+    assert [layer._name() for layer in layers] == names
+
+
+def test_a_schedule_of_schedules_goes_on_where_it_was() -> None:
+    """Its state has a list of states, of which one counts its milestones by a Counter, and begins after the handover."""
+    session, made_of, rates = psgc.current_session(), [], []
+    for seed in range(2):
+        model, optimizer, _ = made(seed)
+        parts = [
+            torch.optim.lr_scheduler.LinearLR(optimizer, 0.5, total_iters=2),
+            torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 1, 3]),
+        ]
+        schedule = torch.optim.lr_scheduler.SequentialLR(optimizer, parts, milestones=[3])
+        made_of.append((model, optimizer, schedule, TrainingState(session, model, optimizer, {"scheduler": schedule})))
+    for number in range(2):
+        step(*made_of[0][:3], number)
+    handed_over(made_of[0][3], made_of[1][3], made_of[0][3].beginning(2, False, (0,)))
+    for number in range(2, 8):
+        for model, optimizer, schedule, _ in made_of:
+            step(model, optimizer, schedule, number)
+        rates.append([schedule.get_last_lr() for _, _, schedule, _ in made_of])
+    assert all(own == other for own, other in rates)
+    assert len({own[0] for own, _ in rates}) == 3, "a milestone came after it"
 
 
 def test_what_cannot_be_followed_is_refused() -> None:

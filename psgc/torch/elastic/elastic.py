@@ -22,12 +22,14 @@ import torch
 from psgc.codecs import BucketContext, parse_scheme
 from psgc.codecs.scheme import SchemeState
 from psgc.errors import GroupError, PsgcError, UsageError
+from psgc.torch.elastic.beside import Beside
 from psgc.torch.elastic.handover import POLL_S, Channel
 from psgc.torch.elastic.members import Attendance
 from psgc.torch.elastic.state import WHOSE, Beginning, Stateful, TrainingState
 from psgc.torch.optimizers.averaging import Distributed
 from psgc.torch.session import api
 from psgc.torch.tensors.broadcast import broadcast_from_root
+from psgc.torch.tensors.sync_batch_norm import name_by_place
 from psgc.worker.session import Handover
 
 logger = logging.getLogger(__name__)
@@ -38,8 +40,8 @@ SEED_BITS: Final = 63
 class Elastic:
     """The state of a training, and the loop over its steps. Under PSGC_ON_WORKER_LOSS=wait or shrink the training goes on when a worker dies.
 
-    model, optimizer: the optimizer is a DistributedOptimizer of all of the model's parameters that require a gradient, and the only one in the loop. In a step
-                      they change by its updates alone; other parameters, and buffers, by whatever the script does.
+    model, optimizer: the optimizer is a DistributedOptimizer of all of the model's parameters that require a gradient, and of no others, and the only one in
+                      the loop. In a step they change by its updates alone; other parameters, and buffers, by whatever the script does.
     scheduler:        of the learning rate; None: there is none.
     extra:            by name, whatever else has ``state_dict()`` and ``load_state_dict()`` and is equal on all ranks: a loss scaler, a sampler. States are of
                       plain types, and small: they are kept at the beginning of each step.
@@ -80,6 +82,7 @@ class Elastic:
         self._rates: list[Any] = []  # of the optimizer's groups, while an update is made with others
         self._state = TrainingState(self._session, model, self._optimizer, named)
         self._state.check_trained()
+        self._beside = Beside(self._optimizer)
         self._changed = threading.Condition()
         self._beginning: Beginning | None = None
         self._readers = 0
@@ -127,6 +130,8 @@ class Elastic:
 
     def _join(self) -> Beginning | None:
         """Get the state that all ranks begin with, or go on with: that of another rank in its step, which is this rank's first."""
+        if self._followed:
+            name_by_place(self._model)
         if self.replaced and (whole := self._take()) is not None:
             beginning = self._state.take(whole)
             self._attendance.ranks = beginning.members
@@ -154,6 +159,8 @@ class Elastic:
         beginning = None
         if self._followed:
             self._state.check_alone()
+            self._beside.check()
+            self._beside.note()
             beginning = replace(self._state.beginning(step, ended, self._attendance.ranks), updates=updates)
         elif step == 0:
             self._state.kept()  # finds out what is wrong with it
@@ -186,6 +193,7 @@ class Elastic:
                 self._changed.wait(POLL_S)
                 self._session.check()
             self._changing = self._updating = True
+        self._beside.check()
         if self._scale_lr and self._attendance.share < 1:
             self._rates = [group["lr"] for group in self._optimizer.param_groups]
             for group in self._optimizer.param_groups:
@@ -198,6 +206,8 @@ class Elastic:
 
     def _after_step(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
         left_out = self._optimizer._psgc_updated > 0
+        if self._followed:
+            self._beside.note()
         with self._changed:
             self._updating = False
             if self._beginning is not None and not left_out:
@@ -270,6 +280,7 @@ class Elastic:
                         )
                     self._state.check_alone()
                     channel.give(None if beginning is None else self._state.read(beginning))
+                    self._beside.given(handover.other)
             finally:
                 channel.close()
         except UsageError as error:

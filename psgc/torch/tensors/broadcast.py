@@ -70,7 +70,7 @@ def broadcast_parameters(params: NamedTensors, root_rank: int = 0, prefix: str =
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer, root_rank: int = 0, prefix: str = "Parameter.", allow_pickle: bool = False
 ) -> None:
-    """Give every rank the root's ``optimizer.state_dict()``: options and state, also where a rank has no state yet.
+    """Give every rank the root's ``optimizer.state_dict()``: options and state, in its dtypes, also where a rank has no state yet.
 
     Tensors travel as broadcasts, the rest as an object (see ``broadcast_object``, also on allow_pickle). Raises UsageError for LBFGS.
     """
@@ -92,7 +92,44 @@ def _broadcast_optimizer(session: Session, optimizer: torch.optim.Optimizer, roo
     named = [(f"state.{index}", tensor) for index, tensor in enumerate(tensors)]
     broadcast_tensors(named, root_rank, f"{prefix}optimizer.")
     if state is not None:
-        optimizer.load_state_dict(state)
+        load_optimizer(optimizer, state)
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """``load_state_dict`` of what another rank's ``state_dict()`` has given, bit for bit. torch casts state to its parameter's dtype: master weights in float32
+    beside a model in bfloat16 would be rounded on all ranks but one."""
+    optimizer.load_state_dict(dict(state))
+    given = state.get("state")
+    if not isinstance(given, dict):
+        return  # a state_dict() of its own kind
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    numbers = [number for group in state.get("param_groups", ()) for number in group.get("params", ())]
+    sent = [
+        (number, parameter)
+        for number, parameter in zip(numbers, parameters, strict=False)
+        if number in given and parameter in optimizer.state
+    ]
+    if any(_has_another_dtype(given[number], parameter) for number, parameter in sent):
+        told = optimizer.state_dict()["state"]
+        for number, parameter in sent:
+            optimizer.state[parameter] = _as_sent(given[number], optimizer.state[parameter], told.get(number))
+
+
+def _has_another_dtype(sent: Any, parameter: torch.Tensor) -> bool:
+    found: list[torch.Tensor] = []
+    take_tensors(sent, found)
+    return any(tensor.dtype != parameter.dtype for tensor in found)
+
+
+def _as_sent(sent: Any, held: Any, told: Any) -> Any:
+    """What the optimizer holds, with tensors as they were sent. What ``state_dict()`` converts stays as it was loaded: told is not what is held."""
+    if isinstance(sent, dict) and isinstance(held, dict) and isinstance(told, dict):
+        held.update({key: _as_sent(sent[key], held[key], told[key]) for key in sent if key in held and key in told})
+    elif type(sent) in (list, tuple) and type(sent) is type(held) is type(told) and len(sent) == len(held) == len(told):
+        return type(sent)(map(_as_sent, sent, held, told))
+    elif type(sent) is type(held) is torch.Tensor and told is held:
+        return sent.to(held.device)
+    return held
 
 
 def _fill(tensors: Sequence[torch.Tensor], own: Sequence[torch.Tensor]) -> None:

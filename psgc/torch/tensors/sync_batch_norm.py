@@ -15,6 +15,13 @@ from psgc.torch.session import api
 from psgc.torch.tensors.push_pull import push_pull
 
 
+def name_by_place(model: nn.Module) -> None:
+    """Have the model's layers named by where they are in it, also in a process that joins when others have run some of them for the first time."""
+    for place, module in model.named_modules():
+        if isinstance(module, SyncBatchNorm):
+            module._psgc_name = f"SyncBatchNorm.model.{place}"
+
+
 class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
     """See the module's text. Takes inputs [N, C, ...] of any device; the options are torch.nn.SyncBatchNorm's. Every rank runs the same layers in the same
     order, also one whose batch is empty. In evaluation, or alone, it is torch's BatchNorm.
@@ -61,7 +68,7 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
         return mean.to(wide.dtype), (second / count - mean.square()).clamp_min(0).to(wide.dtype), count.detach()
 
     def _name(self) -> str:
-        """By the number of layers that have run before for the first time: the same on all ranks."""
+        """By the number of layers that have run before for the first time: the same on all ranks that begin together."""
         if not self._psgc_name:
             self._psgc_name = f"SyncBatchNorm.{api.next_number(api.current_session(), 'SyncBatchNorm')}"
         return self._psgc_name
