@@ -39,6 +39,27 @@ def test_steps_are_counted_from_0_and_gone_through_once() -> None:
         list(elastic.steps(6))
 
 
+def test_a_job_is_not_left_before_its_loop_is_over() -> None:
+    """Its steps would go on in the session that has been left."""
+    model, optimizer, scheduler = made(0)
+    elastic = psgc.Elastic(model=model, optimizer=optimizer)
+    refused = pytest.raises(UsageError, match=r"suspend\(\): Elastic's steps are of one job; call it after the loop over them")
+    with refused:
+        psgc.suspend()
+    for number in elastic.steps(2):
+        step(model, optimizer, scheduler, number)
+        with refused:
+            psgc.suspend()
+    psgc.suspend()
+    psgc.resume(1, 0, 0)
+    for number in psgc.Elastic(model=model, optimizer=optimizer).steps(2):
+        step(model, optimizer, scheduler, number)
+        if number:
+            break
+    psgc.suspend()
+    psgc.resume(1, 0, 0)
+
+
 def test_a_seed_gives_each_step_and_rank_its_own_numbers_again() -> None:
     drawn = []
     for _ in range(2):

@@ -28,14 +28,14 @@ from psgc.torch.elastic.state import WHOSE, Beginning, Stateful, TrainingState
 from psgc.torch.optimizers.averaging import Distributed
 from psgc.torch.session import api
 from psgc.torch.tensors.broadcast import broadcast_from_root
-from psgc.worker.session import Handover
+from psgc.worker.session import Handover, Session
 
 logger = logging.getLogger(__name__)
 SCHEDULER: Final = "scheduler"
 SEED_BITS: Final = 63
 
 
-class Elastic:
+class Elastic(api.Member):
     """The state of a training, and the loop over its steps. Under PSGC_ON_WORKER_LOSS=wait or shrink the training goes on when a worker dies.
 
     model, optimizer: the optimizer is a DistributedOptimizer of all of the model's parameters that require a gradient, and the only one in the loop. In a step
@@ -88,11 +88,20 @@ class Elastic:
         self._updating = False  # in the optimizer's step
         self._taken: Handover | None = None  # the last one of which this rank was told that it takes it
         self._given: dict[int, int] = {}  # by the rank that takes, the newest handover's number; the scheduler says each again and again
-        self._begun = self._has_stepped = False
+        self._begun = self._over = self._has_stepped = False
         self._session.hear_of_handovers(self._heard)
         self._before = self._optimizer.register_step_pre_hook(self._before_step)
         self._updated = self._optimizer.register_step_post_hook(self._after_update)
         self._after = self._optimizer.register_step_post_hook(self._after_step)
+        api.add_member(self)
+
+    @property
+    def session(self) -> Session:
+        return self._session
+
+    def check_leaving(self) -> None:
+        if not self._over:
+            raise UsageError("suspend(): Elastic's steps are of one job; call it after the loop over them, and make another Elastic after resume()")
 
     @property
     def _followed(self) -> bool:
@@ -115,13 +124,16 @@ class Elastic:
         first = 0 if taken is None else taken.step
         if taken is not None and taken.ended:
             self._session.came_back()  # it takes no step, of which the launcher would hear
-        for step in range(first, total):
-            self._begin(step, updates=taken.updates if taken is not None and step == first else 0)
-            yield step
-            self._stepped()
-        if first <= total:
-            self._begin(max(first, total), ended=True)
-            self._session.barrier()
+        try:
+            for step in range(first, total):
+                self._begin(step, updates=taken.updates if taken is not None and step == first else 0)
+                yield step
+                self._stepped()
+            if first <= total:
+                self._begin(max(first, total), ended=True)
+                self._session.barrier()
+        finally:
+            self._over = True
 
     # this rank's own
 
