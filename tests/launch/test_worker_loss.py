@@ -313,6 +313,41 @@ def test_gradients_that_add_up_from_step_to_step_are_refused(launched: Any, tmp_
     ), err
 
 
+# A job that goes on from what codecs kept in an earlier one, as its checkpoint says.
+RESUMED = """
+import pathlib, sys
+torch.manual_seed(0)
+saved = pathlib.Path(sys.argv[1]) / f"residuals-{psgc.rank()}.pt"
+resumes = saved.exists()
+if resumes:
+    optimizer.load_residual_state_dict(torch.load(saved))
+elastic = psgc.Elastic(model=model, optimizer=optimizer, seed=1)
+for step in elastic.steps(6):
+    optimizer.zero_grad()
+    model(torch.rand(4, 3)).square().mean().backward()
+    if resumes and psgc.rank() == 1 and step == DIES and not elastic.replaced:
+        os.kill(os.getpid(), signal.SIGKILL)
+    optimizer.step()
+if not resumes:
+    torch.save(optimizer.residual_state_dict(), saved)
+print("found", [f"{value:.9g}" for p in model.parameters() for value in p.flatten().tolist()])
+"""
+
+
+@pytest.mark.parametrize("dies", [0, 3])
+def test_a_worker_dies_in_a_job_that_has_loaded_residuals(dies: int, launched: Any, tmp_path: Path) -> None:
+    """Its successor, whose script loads them, too, begins without, as what codecs keep does; and in the first step, where the others await what it has, with."""
+    script = tmp_path / "resumed.py"
+    script.write_text(TRAINS + RESUMED.replace("DIES", str(dies)))
+    for deaths in (0, 1):
+        command = ("run", "--no-prefix", "--", sys.executable, str(script), str(tmp_path))
+        status, out, err = launched.end(launched.psgc(*command, PSGC_CODEC="onebit", PSGC_MIN_COMPRESS_BYTES="0", **WAIT))
+        assert status == 0, err
+        assert err.count("another process takes its place") == deaths
+        found = [line for line in out.splitlines() if "found" in line]
+        assert len(found) == 2 and len(set(found)) == 1, found
+
+
 def test_a_second_optimizer_in_the_loop_is_refused(launched: Any, tmp_path: Path) -> None:
     """What it trains would not get to another process."""
     script = tmp_path / "second.py"
