@@ -89,6 +89,7 @@ class Elastic(api.Member):
         self._taken: Handover | None = None  # the last one of which this rank was told that it takes it
         self._given: dict[int, int] = {}  # by the rank that takes, the newest handover's number; the scheduler says each again and again
         self._begun = self._over = self._has_stepped = False
+        self._unread = 2  # beginnings of steps that are still to be tried to read
         self._session.hear_of_handovers(self._heard)
         self._before = self._optimizer.register_step_pre_hook(self._before_step)
         self._updated = self._optimizer.register_step_post_hook(self._after_update)
@@ -167,6 +168,9 @@ class Elastic(api.Member):
         if self._followed:
             self._state.check_alone()
             beginning = replace(self._state.beginning(step, ended, self._attendance.ranks), updates=updates)
+            if self._unread:  # what could not be given is found before somebody dies: without, and with, what the optimizer keeps once it has stepped
+                self._unread -= 1
+                self._state.read(beginning)
         elif step == 0:
             self._state.kept()  # finds out what is wrong with it
         with self._changed:
@@ -288,6 +292,11 @@ class Elastic(api.Member):
             session.fail(str(error))
         except PsgcError as error:
             logger.debug("handover %d to rank %d failed: %s", handover.number, handover.other, error)
+        except Exception as error:  # it would come again with each handover
+            logger.exception("rank %d could not give the training's state", session.rank)
+            session.fail(
+                f"rank {session.rank} could not give the training's state to rank {handover.other}, whose process is new: {type(error).__name__}: {error}"
+            )
 
     def _take(self) -> Any:
         """What a rank that has it gives of the state; None: the training has not begun. Raises what ends the job."""

@@ -168,6 +168,11 @@ class TrainingState:
         """All of it, while no update is made: what there is, and the tensors that it names."""
         tensors: list[torch.Tensor] = []
         optimizer = self._optimizer.state_dict()
+        if not (isinstance(optimizer, dict) and "param_groups" in optimizer):
+            raise UsageError(
+                f"{WHOSE}: state_dict() of {type(self._optimizer).__name__} has no param_groups, which torch's optimizers have there, so another process could "
+                f"not go on from it; return what torch.optim.Optimizer.state_dict() returns, with more keys beside it"
+            )
         groups = [
             {**options, "params": group["params"]} for options, group in zip(beginning.options, optimizer["param_groups"], strict=True)
         ]
