@@ -231,8 +231,8 @@ class ServerState:
 
     def _greeted(self, peer: Peer, rank: int, hello: Header, now: float) -> list[Effect]:
         """A rank says which of the processes in its place it is, where it is not the first; it goes on once every server knows. A process whose place another
-        one has taken, or that counts as dead, may come back: it was stopped, or cut off from the scheduler. It does not get the rank's connection. What awaits a new
-        process counts from now on: it has to prepare, and to get the job's state."""
+        one has taken, or that counts as dead, may come back: it was stopped, or cut off from the scheduler. It does not get the rank's connection. What
+        awaits a new process counts from now on: it has to prepare, and to get the job's state."""
         incarnation, known, effects = hello.step, self.incarnations.get(rank, 0), list[Effect]()
         if incarnation < known or self.absent.get(rank, 0) >= max(1, incarnation):
             why = f"another process has taken the place of worker {rank}" if incarnation < known else _DEAD.format(rank)

@@ -336,7 +336,7 @@ print("found", [f"{value:.9g}" for p in model.parameters() for value in p.flatte
 
 @pytest.mark.parametrize("dies", [0, 3])
 def test_a_worker_dies_in_a_job_that_has_loaded_residuals(dies: int, launched: Any, tmp_path: Path) -> None:
-    """Its successor, whose script loads them, too, begins without, as what codecs keep does; and in the first step, where the others await what it has, with."""
+    """Its successor, whose script loads them, too, begins without."""
     script = tmp_path / "resumed.py"
     script.write_text(TRAINS + RESUMED.replace("DIES", str(dies)))
     for deaths in (0, 1):

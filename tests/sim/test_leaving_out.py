@@ -257,7 +257,9 @@ def test_a_step_that_awaits_a_new_process_is_late_from_its_hello_on() -> None:
     serving.now = 1800.0
     serving.joins(1, 2)
     (fault,) = serving.state.tick(1900.0)[1]
-    assert "has awaited rank(s) 1 for 1000 s, more than the limit of 1000 s (PSGC_STEP_TIMEOUT_S)" in fault.text, "a new connection is no new process"
+    assert "has awaited rank(s) 1 for 1000 s, more than the limit of 1000 s (PSGC_STEP_TIMEOUT_S)" in fault.text, (
+        "a new connection is no new process"
+    )
 
 
 def test_a_connection_takes_the_place_of_another_once_it_has_said_hello_and_the_other_is_closed() -> None:

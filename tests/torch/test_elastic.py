@@ -373,7 +373,7 @@ def test_a_state_that_is_not_plain_is_refused_before_the_first_step() -> None:
         def load_state_dict(self, state: Any) -> None: ...
 
     model, optimizer, _ = made(0)
-    with pytest.raises(UsageError, match=r"Elastic: state\['extra'\]\['sampler'\]\['at'\]"):
+    with pytest.raises(UsageError, match=r"Elastic: state\['extra'\]\['sampler'\]\['at'\].*dataclasses.asdict\)$"):
         next(iter(psgc.Elastic(model=model, optimizer=optimizer, extra={"sampler": Sampler()}).steps(1)))
 
 
@@ -396,12 +396,11 @@ def test_a_state_of_the_optimizer_that_cannot_be_given_is_refused_before_a_worke
     monkeypatch.setattr(psgc.Elastic, "_followed", True)
     model, optimizer, scheduler = made(0)
     optimizer.register_state_dict_post_hook(form)
-    taken = []
+    steps = psgc.Elastic(model=model, optimizer=optimizer).steps(3)
+    if step_taken:
+        step(model, optimizer, scheduler, next(steps))
     with pytest.raises(UsageError, match=message):
-        for number in psgc.Elastic(model=model, optimizer=optimizer).steps(3):
-            step(model, optimizer, scheduler, number)
-            taken.append(number)
-    assert taken == [0] * step_taken
+        next(steps)
 
 
 def test_what_raises_when_the_state_is_read_ends_the_job_with_its_line(monkeypatch: pytest.MonkeyPatch) -> None:

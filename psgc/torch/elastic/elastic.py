@@ -102,7 +102,9 @@ class Elastic(api.Member):
 
     def check_leaving(self) -> None:
         if not self._over:
-            raise UsageError("suspend(): Elastic's steps are of one job; call it after the loop over them, and make another Elastic after resume()")
+            raise UsageError(
+                "suspend(): Elastic's steps are of one job; call it after the loop over them, and make another Elastic after resume()"
+            )
 
     @property
     def _followed(self) -> bool:
@@ -168,7 +170,9 @@ class Elastic(api.Member):
         if self._followed:
             self._state.check_alone()
             beginning = replace(self._state.beginning(step, ended, self._attendance.ranks), updates=updates)
-            if self._unread:  # what could not be given is found before somebody dies: without, and with, what the optimizer keeps once it has stepped
+            if (
+                self._unread
+            ):  # what could not be given is found before somebody dies: without, and with, what the optimizer keeps once it has stepped
                 self._unread -= 1
                 self._state.read(beginning)
         elif step == 0:

@@ -84,7 +84,7 @@ class TrainingState:
             "unnamed": unnamed_calls(self._session), "gradients": self._gradients_left(),
             "extra": {name: _plain(of.state_dict()) for name, of in self._extra.items()},
         }  # fmt: skip
-        return plain.encode(kept, "state", WHOSE)
+        return plain.encode(kept, "state", WHOSE, pickles=False)
 
     def _gradients_left(self) -> str:
         """A letter for each of the optimizer's parameters. What is left in one from now on is not to be used."""
@@ -181,7 +181,7 @@ class TrainingState:
             "buffers": dict(beginning.buffers), "parameters": {**dict(self._model.named_parameters()), **beginning.apart},
             "optimizer": {**optimizer, "param_groups": groups},
         }  # fmt: skip
-        head = plain.encode(take_tensors(whole, tensors), "state", WHOSE)
+        head = plain.encode(take_tensors(whole, tensors), "state", WHOSE, pickles=False)
         for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
             torch.cuda.synchronize(device)  # the last update may have been made on another stream than this thread's
         return head, [tensor.detach() for tensor in tensors]
