@@ -313,6 +313,21 @@ def test_gradients_that_add_up_from_step_to_step_are_refused(launched: Any, tmp_
     ), err
 
 
+def test_a_loop_that_is_left_by_break_skips_the_last_meeting(launched: Any, tmp_path: Path) -> None:
+    """Nobody is there any more who could give a worker's successor the state; after the last step all ranks meet, and it gets it."""
+    for ends, goes_on in (("break", False), ("continue", True)):
+        script = tmp_path / f"{ends}.py"
+        script.write_text(
+            TRAINS + "elastic = psgc.Elastic(model=model, optimizer=optimizer)\nfor step in elastic.steps(4):\n"
+            "    optimizer.zero_grad()\n    model(torch.ones(3)).sum().backward()\n    optimizer.step()\n"
+            "    if step == 3 and psgc.rank() == 1 and not elastic.replaced:\n        os.kill(os.getpid(), signal.SIGKILL)\n"
+            f"    if step == 3:\n        {ends}\n"
+        )
+        status, _, err = launched.end(launched.psgc("run", "--no-prefix", "--", sys.executable, str(script), **WAIT))
+        assert (status == 0) == goes_on, err
+        assert goes_on or "no other worker is left to give it the job's state" in err, err
+
+
 # A job that goes on from what codecs kept in an earlier one, as its checkpoint says.
 RESUMED = """
 import pathlib, sys

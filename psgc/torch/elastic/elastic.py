@@ -170,9 +170,7 @@ class Elastic(api.Member):
         if self._followed:
             self._state.check_alone()
             beginning = replace(self._state.beginning(step, ended, self._attendance.ranks), updates=updates)
-            if (
-                self._unread
-            ):  # what could not be given is found before somebody dies: without, and with, what the optimizer keeps once it has stepped
+            if self._unread:  # what could not be given is found before somebody dies: without what the optimizer keeps, and with it
                 self._unread -= 1
                 self._state.read(beginning)
         elif step == 0:
