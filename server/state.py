@@ -192,7 +192,7 @@ class ServerState:
             if header.epoch != self.epoch:
                 raise RemoteProtocolError(f"epoch {header.epoch} is over, now it is {self.epoch}", ErrorCode.STALE_EPOCH)
             if header.kind == Kind.HELLO:
-                return self._greeted(peer, rank, header)
+                return self._greeted(peer, rank, header, now)
             if peer in self.unheard:
                 raise RemoteProtocolError(f"worker {rank} says {Kind(header.kind).name} before HELLO", ErrorCode.NOT_ADMITTED)
             if rank in self.absent:
@@ -229,9 +229,10 @@ class ServerState:
         self.peers[rank] = peer
         self.ranks[peer] = rank
 
-    def _greeted(self, peer: Peer, rank: int, hello: Header) -> list[Effect]:
+    def _greeted(self, peer: Peer, rank: int, hello: Header, now: float) -> list[Effect]:
         """A rank says which of the processes in its place it is, where it is not the first; it goes on once every server knows. A process whose place another
-        one has taken, or that counts as dead, may come back: it was stopped, or cut off from the scheduler. It does not get the rank's connection."""
+        one has taken, or that counts as dead, may come back: it was stopped, or cut off from the scheduler. It does not get the rank's connection. What
+        awaits a new process counts from now on: it has to prepare, and to get the job's state."""
         incarnation, known, effects = hello.step, self.incarnations.get(rank, 0), list[Effect]()
         if incarnation < known or self.absent.get(rank, 0) >= max(1, incarnation):
             why = f"another process has taken the place of worker {rank}" if incarnation < known else _DEAD.format(rank)
@@ -247,6 +248,7 @@ class ServerState:
             for key, entry in self.keys.items():
                 if isinstance(entry.state, KeyState) and rank in entry.state.spec.ranks:
                     entry.state.replaced(rank)
+                    entry.since = now
                     if not entry.state.contributions:
                         self.active.discard(key)
         if incarnation:

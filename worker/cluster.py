@@ -158,6 +158,7 @@ class ClusterSession(SessionWithOutcome):
         self._meet(number)
 
     def _meet(self, number: int, layout: int = 0) -> None:
+        self.check()  # nobody would answer in a session that has been left
         passed = threading.Event()
         self._network.barrier(number, passed, layout)
         with self.rest.resting():

@@ -120,6 +120,12 @@ class Agreements:
             self.absent.discard(rank)
             self.declarations.awaited_again()
 
+    def await_from(self, rank: int, now: float) -> None:
+        """What awaits the rank counts from now on: its process is new, and has to prepare and to get the job's state."""
+        for gathering in self.gatherings():
+            if rank in gathering.missing:
+                gathering.since = now
+
     def gatherings(self) -> list[Gathering]:
         """The barriers, declarations and steps at which some workers wait for others."""
         return self.barriers.open() + self.declarations.open() + self.submissions.open()

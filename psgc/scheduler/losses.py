@@ -81,6 +81,7 @@ class Losses:
         worker.generation += 1
         self._handovers.replaced(worker.rank)
         self._agreements.come_back(worker.rank)
+        self._agreements.await_from(worker.rank, now)
         kept = Keep(succeeded(worker.rank, peer, register, worker.generation, worker.waited_before_ms))
         return [kept, Log(logging.WARNING, text), *self._tell(text, worker), *self._fail_of(worker.rank)]
 

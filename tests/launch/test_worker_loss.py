@@ -193,6 +193,56 @@ def test_a_worker_that_dies_in_an_update_that_synchronizes_ends_the_job_with_its
     assert "rank 1 died while the update of SGD was synchronized on rank 0, and no other process can begin" in err, err
 
 
+def test_a_loop_that_is_left_by_break_skips_the_last_meeting(launched: Any, tmp_path: Path) -> None:
+    """Nobody is there any more who could give a worker's successor the state; after the last step all ranks meet, and it gets it."""
+    for ends, goes_on in (("break", False), ("continue", True)):
+        script = tmp_path / f"{ends}.py"
+        script.write_text(
+            TRAINS + "elastic = psgc.Elastic(model=model, optimizer=optimizer)\nfor step in elastic.steps(4):\n"
+            "    optimizer.zero_grad()\n    model(torch.ones(3)).sum().backward()\n    optimizer.step()\n"
+            "    if step == 3 and psgc.rank() == 1 and not elastic.replaced:\n        os.kill(os.getpid(), signal.SIGKILL)\n"
+            f"    if step == 3:\n        {ends}\n"
+        )
+        status, _, err = launched.end(launched.psgc("run", "--no-prefix", "--", sys.executable, str(script), **WAIT))
+        assert (status == 0) == goes_on, err
+        assert goes_on or "no other worker is left to give it the job's state" in err, err
+
+
+# A job that goes on from what codecs kept in an earlier one, as its checkpoint says.
+RESUMED = """
+import pathlib, sys
+torch.manual_seed(0)
+saved = pathlib.Path(sys.argv[1]) / f"residuals-{psgc.rank()}.pt"
+resumes = saved.exists()
+if resumes:
+    optimizer.load_residual_state_dict(torch.load(saved))
+elastic = psgc.Elastic(model=model, optimizer=optimizer, seed=1)
+for step in elastic.steps(6):
+    optimizer.zero_grad()
+    model(torch.rand(4, 3)).square().mean().backward()
+    if resumes and psgc.rank() == 1 and step == DIES and not elastic.replaced:
+        os.kill(os.getpid(), signal.SIGKILL)
+    optimizer.step()
+if not resumes:
+    torch.save(optimizer.residual_state_dict(), saved)
+print("found", [f"{value:.9g}" for p in model.parameters() for value in p.flatten().tolist()])
+"""
+
+
+@pytest.mark.parametrize("dies", [0, 3])
+def test_a_worker_dies_in_a_job_that_has_loaded_residuals(dies: int, launched: Any, tmp_path: Path) -> None:
+    """Its successor, whose script loads them, too, begins without."""
+    script = tmp_path / "resumed.py"
+    script.write_text(TRAINS + RESUMED.replace("DIES", str(dies)))
+    for deaths in (0, 1):
+        command = ("run", "--no-prefix", "--", sys.executable, str(script), str(tmp_path))
+        status, out, err = launched.end(launched.psgc(*command, PSGC_CODEC="onebit", PSGC_MIN_COMPRESS_BYTES="0", **WAIT))
+        assert status == 0, err
+        assert err.count("another process takes its place") == deaths
+        found = [line for line in out.splitlines() if "found" in line]
+        assert len(found) == 2 and len(set(found)) == 1, found
+
+
 def test_a_worker_that_dies_again_and_again_without_a_step_ends_the_job_with_its_line(launched: Any, tmp_path: Path) -> None:
     script = tmp_path / "dies.py"
     script.write_text(

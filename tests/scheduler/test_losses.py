@@ -5,6 +5,8 @@ from __future__ import annotations
 from psgc.scheduler.handovers import Handovers
 from psgc.scheduler.published import Values
 from psgc.scheduler.rendezvous import Barriers
+from psgc.wire.frames import Kind
+from tests.scheduler.talk import STEP_S, Job, logged, register
 
 
 def test_the_lowest_rank_that_has_the_state_gives_it() -> None:
@@ -44,3 +46,26 @@ def test_barriers_and_values_forget_a_rank_that_has_died() -> None:
     assert values.look_up(0, 1, "never", 0.0) is None
     values.give_up(0)
     assert values.open() == []
+
+
+def test_a_barrier_that_awaits_a_new_process_is_late_from_its_coming_on() -> None:
+    """It has to prepare, and to get the job's state."""
+    job = Job(nodes=2)
+    job.join("s0", register("server", index=0))
+    for node in range(2):
+        job.join(f"w{node}", register(node=node, incarnation=1))
+
+    def hears(seconds: float) -> str:
+        said = []
+        for _ in range(int(seconds)):
+            job.hear_everyone()
+            said += job.tick(1)
+        return logged(said)
+
+    job.say("w0", Kind.BARRIER, step=1)
+    assert "more than the limit" not in hears(STEP_S - 100)
+    job.dead.add(register(node=1).pid)
+    job.tick(1)
+    job.join("w1 again", register(node=1, pid=5000, incarnation=2))
+    assert "more than the limit" not in hears(STEP_S - 1), "counted from the barrier's beginning it would be over"
+    assert "has awaited rank(s) 1 for 601 s, more than the limit of 600 s (PSGC_STEP_TIMEOUT_S)" in hears(5)

@@ -8,6 +8,7 @@ import pytest
 
 from psgc.errors import RemoteProtocolError
 from psgc.layout import Declaration, TensorSpec, build_layout
+from psgc.processes.absence import Absence
 from psgc.server.state import Close, Send, ServerState, specs_of
 from psgc.server.step import Commit, Fold, KeySpec, KeyState, Reply
 from psgc.wire.frames import SERVER_SENDER, Flag, Header, Kind
@@ -194,6 +195,7 @@ class Serving:
         self.layout = build_layout(Declaration("x", kind, SPEC, "none", kind == "adhoc", root), layout_id=1, servers=1, workers=3)  # type: ignore[arg-type]
         self.state.register(self.layout, *specs_of(self.layout, 0, 3))
         (self.key,) = self.state.keys
+        self.now = 0.0
         for rank in range(3):
             self.joins(rank)
 
@@ -205,7 +207,7 @@ class Serving:
         return self.hears(f"peer {rank} {incarnation}", rank, kind, **fields)
 
     def hears(self, peer: str, rank: int, kind: Kind, **fields: Any) -> list[Any]:
-        return self.state.receive(peer, Header(kind, job=5, epoch=1, sender=rank, **fields), None, 0.0)
+        return self.state.receive(peer, Header(kind, job=5, epoch=1, sender=rank, **fields), None, self.now)
 
     def skips(self, rank: int, incarnation: int = 0, step: int = 1) -> list[Any]:
         return self.says(rank, Kind.SKIP, incarnation, flags=Flag.WANT_RESULT, plan=1, key=self.key, step=step)
@@ -241,6 +243,23 @@ def test_a_process_whose_place_another_has_taken_gets_neither_its_connection_nor
     assert refused(serving.hears("the former process", 1, Kind.SKIP, plan=1, key=serving.key, step=1))
     assert serving.state.peers[1] == "peer 1 2", "its connection is as it was"
     assert list(serving.state.keys[serving.key].state.contributions) == [1] and not serving.state.departed
+
+
+def test_a_step_that_awaits_a_new_process_is_late_from_its_hello_on() -> None:
+    """It has to prepare, and to get the job's state."""
+    serving = Serving()
+    serving.state.absence = Absence(1e6)  # it ticks seldom here
+    serving.skips(0)
+    serving.now = 900.0
+    serving.joins(1, 2)
+    serving.skips(2)
+    assert not serving.state.tick(1800.0)[1], "900 s of the limit of 1000"
+    serving.now = 1800.0
+    serving.joins(1, 2)
+    (fault,) = serving.state.tick(1900.0)[1]
+    assert "has awaited rank(s) 1 for 1000 s, more than the limit of 1000 s (PSGC_STEP_TIMEOUT_S)" in fault.text, (
+        "a new connection is no new process"
+    )
 
 
 def test_a_connection_takes_the_place_of_another_once_it_has_said_hello_and_the_other_is_closed() -> None:

@@ -60,7 +60,9 @@ def _commits_late() -> Any:
 def _lets_in_again() -> Any:
     greeted = ServerState._greeted
     newest = lambda self, rank, hello: hello._replace(step=max(hello.step, self.incarnations.get(rank, 0)))  # noqa: E731
-    return patch.object(ServerState, "_greeted", lambda self, peer, rank, hello: greeted(self, peer, rank, newest(self, rank, hello)))
+    return patch.object(
+        ServerState, "_greeted", lambda self, peer, rank, hello, now: greeted(self, peer, rank, newest(self, rank, hello), now)
+    )
 
 
 def _lets_in_at_once() -> Any:

@@ -12,8 +12,10 @@ import torch
 
 import psgc.torch as psgc
 from psgc.errors import UsageError
+from psgc.torch.elastic import elastic as elastic_module
 from psgc.torch.elastic.state import TrainingState
 from psgc.torch.gradients.last_step import LastStep, StepFlags
+from psgc.worker.session import Handover
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +39,27 @@ def test_steps_are_counted_from_0_and_gone_through_once() -> None:
     assert not elastic.replaced
     with pytest.raises(UsageError, match="gone through before"):
         list(elastic.steps(6))
+
+
+def test_a_job_is_not_left_before_its_loop_is_over() -> None:
+    """Its steps would go on in the session that has been left."""
+    model, optimizer, scheduler = made(0)
+    elastic = psgc.Elastic(model=model, optimizer=optimizer)
+    refused = pytest.raises(UsageError, match=r"suspend\(\): Elastic's steps are of one job; call it after the loop over them")
+    with refused:
+        psgc.suspend()
+    for number in elastic.steps(2):
+        step(model, optimizer, scheduler, number)
+        with refused:
+            psgc.suspend()
+    psgc.suspend()
+    psgc.resume(1, 0, 0)
+    for number in psgc.Elastic(model=model, optimizer=optimizer).steps(2):
+        step(model, optimizer, scheduler, number)
+        if number:
+            break
+    psgc.suspend()
+    psgc.resume(1, 0, 0)
 
 
 def test_a_seed_gives_each_step_and_rank_its_own_numbers_again() -> None:
@@ -410,8 +433,56 @@ def test_a_state_that_is_not_plain_is_refused_before_the_first_step() -> None:
         def load_state_dict(self, state: Any) -> None: ...
 
     model, optimizer, _ = made(0)
-    with pytest.raises(UsageError, match=r"Elastic: state\['extra'\]\['sampler'\]\['at'\]"):
+    with pytest.raises(UsageError, match=r"Elastic: state\['extra'\]\['sampler'\]\['at'\].*dataclasses.asdict\)$"):
         next(iter(psgc.Elastic(model=model, optimizer=optimizer, extra={"sampler": Sampler()}).steps(1)))
+
+
+def own_form(_optimizer: Any, state: dict[str, Any]) -> dict[str, Any]:
+    return {"inner": state}
+
+
+def in_a_state(optimizer: Any, state: dict[str, Any]) -> dict[str, Any]:
+    """As what a second-order optimizer keeps."""
+    return state | ({"factors": object()} if optimizer.state else {})
+
+
+@pytest.mark.parametrize(
+    ("form", "step_taken", "message"),
+    [(own_form, False, r"state_dict\(\) of AdamW has no param_groups"), (in_a_state, True, r"Elastic: state\['optimizer'\]\['factors'\]")],
+)
+def test_a_state_of_the_optimizer_that_cannot_be_given_is_refused_before_a_worker_dies(
+    form: Any, step_taken: bool, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(psgc.Elastic, "_followed", True)
+    model, optimizer, scheduler = made(0)
+    optimizer.register_state_dict_post_hook(form)
+    steps = psgc.Elastic(model=model, optimizer=optimizer).steps(3)
+    if step_taken:
+        step(model, optimizer, scheduler, next(steps))
+    with pytest.raises(UsageError, match=message):
+        next(steps)
+
+
+def test_what_raises_when_the_state_is_read_ends_the_job_with_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NoChannel:
+        def __init__(self, *_: Any) -> None: ...
+        def close(self) -> None: ...
+        def give(self, _: Any) -> None: ...
+
+    def broken(_: Any) -> Any:
+        raise RuntimeError("factors are not there")
+
+    said: list[str] = []
+    monkeypatch.setattr(elastic_module, "Channel", NoChannel)
+    monkeypatch.setattr(psgc.Elastic, "_followed", True)
+    monkeypatch.setattr(psgc.current_session(), "fail", said.append)
+    model, optimizer, _ = made(0)
+    elastic = psgc.Elastic(model=model, optimizer=optimizer)
+    next(iter(elastic.steps(1)))
+    optimizer.register_state_dict_pre_hook(broken)
+    elastic._given[1] = 1
+    elastic._give(Handover(1, 1, takes=False))
+    assert said == ["rank 0 could not give the training's state to rank 1, whose process is new: RuntimeError: factors are not there"]
 
 
 def test_who_takes_part_is_told_once_before_the_steps_and_not_asked_for_after() -> None:

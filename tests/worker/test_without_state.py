@@ -49,6 +49,13 @@ def test_the_job_goes_on_until_the_script_has_synchronised_something_without_ela
     assert "rank 1 died and another process takes its place, but the script of rank 0 has no psgc.torch.Elastic" in network.faults[0]
 
 
+def test_a_barrier_in_a_session_that_has_been_left_is_refused() -> None:
+    session, _ = opened("stop")
+    session.outcome.closed = True
+    with pytest.raises(UsageError, match="what was made in that job does not go on in another"):
+        session.barrier()
+
+
 def test_an_elastic_hears_what_is_asked_from_then_on_and_a_second_one_is_refused() -> None:
     session, network = opened("wait")
     heard: list[Handover] = []

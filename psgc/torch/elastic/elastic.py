@@ -30,14 +30,14 @@ from psgc.torch.optimizers.averaging import Distributed
 from psgc.torch.session import api
 from psgc.torch.tensors.broadcast import broadcast_from_root
 from psgc.torch.tensors.sync_batch_norm import name_by_place
-from psgc.worker.session import Handover
+from psgc.worker.session import Handover, Session
 
 logger = logging.getLogger(__name__)
 SCHEDULER: Final = "scheduler"
 SEED_BITS: Final = 63
 
 
-class Elastic:
+class Elastic(api.Member):
     """The state of a training, and the loop over its steps. Under PSGC_ON_WORKER_LOSS=wait or shrink the training goes on when a worker dies.
 
     model, optimizer: the optimizer is a DistributedOptimizer of all of the model's parameters that require a gradient, and of no others, and the only one in
@@ -91,11 +91,23 @@ class Elastic:
         self._updating = False  # in the optimizer's step
         self._taken: Handover | None = None  # the last one of which this rank was told that it takes it
         self._given: dict[int, int] = {}  # by the rank that takes, the newest handover's number; the scheduler says each again and again
-        self._begun = self._has_stepped = False
+        self._begun = self._over = self._has_stepped = False
+        self._unread = 2  # beginnings of steps that are still to be tried to read
         self._session.hear_of_handovers(self._heard)
         self._before = self._optimizer.register_step_pre_hook(self._before_step)
         self._updated = self._optimizer.register_step_post_hook(self._after_update)
         self._after = self._optimizer.register_step_post_hook(self._after_step)
+        api.add_member(self)
+
+    @property
+    def session(self) -> Session:
+        return self._session
+
+    def check_leaving(self) -> None:
+        if not self._over:
+            raise UsageError(
+                "suspend(): Elastic's steps are of one job; call it after the loop over them, and make another Elastic after resume()"
+            )
 
     @property
     def _followed(self) -> bool:
@@ -118,13 +130,16 @@ class Elastic:
         first = 0 if taken is None else taken.step
         if taken is not None and taken.ended:
             self._session.came_back()  # it takes no step, of which the launcher would hear
-        for step in range(first, total):
-            self._begin(step, updates=taken.updates if taken is not None and step == first else 0)
-            yield step
-            self._stepped()
-        if first <= total:
-            self._begin(max(first, total), ended=True)
-            self._session.barrier()
+        try:
+            for step in range(first, total):
+                self._begin(step, updates=taken.updates if taken is not None and step == first else 0)
+                yield step
+                self._stepped()
+            if first <= total:
+                self._begin(max(first, total), ended=True)
+                self._session.barrier()
+        finally:
+            self._over = True
 
     # this rank's own
 
@@ -162,6 +177,9 @@ class Elastic:
             self._beside.check()
             self._beside.note()
             beginning = replace(self._state.beginning(step, ended, self._attendance.ranks), updates=updates)
+            if self._unread:  # what could not be given is found before somebody dies: without what the optimizer keeps, and with it
+                self._unread -= 1
+                self._state.read(beginning)
         elif step == 0:
             self._state.kept()  # finds out what is wrong with it
         with self._changed:
@@ -287,6 +305,11 @@ class Elastic:
             session.fail(str(error))
         except PsgcError as error:
             logger.debug("handover %d to rank %d failed: %s", handover.number, handover.other, error)
+        except Exception as error:  # it would come again with each handover
+            logger.exception("rank %d could not give the training's state", session.rank)
+            session.fail(
+                f"rank {session.rank} could not give the training's state to rank {handover.other}, whose process is new: {type(error).__name__}: {error}"
+            )
 
     def _take(self) -> Any:
         """What a rank that has it gives of the state; None: the training has not begun. Raises what ends the job."""

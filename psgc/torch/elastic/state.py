@@ -87,7 +87,7 @@ class TrainingState:
             "unnamed": unnamed_calls(self._session), "gradients": self._gradients_left(),
             "extra": {name: _plain(of.state_dict()) for name, of in self._extra.items()},
         }  # fmt: skip
-        return plain.encode(kept, "state", WHOSE)
+        return plain.encode(kept, "state", WHOSE, pickles=False)
 
     def _gradients_left(self) -> str:
         """A letter for each of the optimizer's parameters. What is left in one from now on is not to be used."""
@@ -178,6 +178,11 @@ class TrainingState:
         """All of it, while no update is made: what there is, and the tensors that it names."""
         tensors: list[torch.Tensor] = []
         optimizer = self._optimizer.state_dict()
+        if not (isinstance(optimizer, dict) and "param_groups" in optimizer):
+            raise UsageError(
+                f"{WHOSE}: state_dict() of {type(self._optimizer).__name__} has no param_groups, which torch's optimizers have there, so another process could "
+                f"not go on from it; return what torch.optim.Optimizer.state_dict() returns, with more keys beside it"
+            )
         groups = [
             {**options, "params": group["params"]} for options, group in zip(beginning.options, optimizer["param_groups"], strict=True)
         ]
@@ -186,7 +191,7 @@ class TrainingState:
             "buffers": dict(beginning.buffers), "parameters": {**dict(self._model.named_parameters()), **beginning.apart},
             "optimizer": {**optimizer, "param_groups": groups},
         }  # fmt: skip
-        head = plain.encode(take_tensors(whole, tensors), "state", WHOSE)
+        head = plain.encode(take_tensors(whole, tensors), "state", WHOSE, pickles=False)
         for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
             torch.cuda.synchronize(device)  # the last update may have been made on another stream than this thread's
         return head, [tensor.detach() for tensor in tensors]

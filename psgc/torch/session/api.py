@@ -148,7 +148,7 @@ def suspend() -> None:
     """Leave the job, to go on in another one of another size: with ``resume``. Call it on every worker of the job between two steps; the job then
     ends in order, and with it its scheduler and its servers. What codecs keep on this rank, and its share of what they keep on servers, goes along
     and is sent with the first gradient after ``resume``. Raises UsageError in the middle of a step, and where something cannot go on (ddp_hook,
-    OneBitAdam, auto).
+    OneBitAdam, auto, the loop of an Elastic).
     """
     global _session, _left, _suspended
     session = current_session()

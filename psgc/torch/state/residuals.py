@@ -157,6 +157,8 @@ class Residuals:
         if same is not None:
             memory.exact = same.exact
         waiting.layouts = [kept for kept in waiting.layouts if not kept.names <= names]
+        if self._session.incarnation > 1 and self._session.progress.steps.get(layout.name):
+            return  # the process whose place this one has taken went on from it, steps ago; what codecs keep begins anew
         self._session.remember(layout, memory, alone=self._loading == "alone")
 
     def collect(self, dropped: bool, forgotten: bool = False) -> Kept:

@@ -40,10 +40,11 @@ class TensorPlace:
     dtype: torch.dtype
 
 
-def encode(value: Any, name: str, whose: str = "psgc") -> bytes:
-    """``value`` as bytes. name, whose: begin error messages. Raises UsageError for an object of another type, with its place in ``value``."""
+def encode(value: Any, name: str, whose: str = "psgc", pickles: bool = True) -> bytes:
+    """``value`` as bytes. name, whose: begin error messages. pickles: whether the caller can pickle instead. Raises UsageError for an object of another type,
+    with its place in ``value``."""
     out: list[bytes] = []
-    _Encoder(out, whose).put(value, name, 0)
+    _Encoder(out, whose, pickles).put(value, name, 0)
     return b"".join(out)
 
 
@@ -60,8 +61,8 @@ def decode(data: bytes | bytearray | memoryview) -> Any:
 
 
 class _Encoder:
-    def __init__(self, out: list[bytes], what: str) -> None:
-        self._out, self._what = out, what
+    def __init__(self, out: list[bytes], what: str, pickles: bool) -> None:
+        self._out, self._what, self._pickles = out, what, pickles
 
     def put(self, value: Any, where: str, depth: int) -> None:
         if depth > MAX_DEPTH:
@@ -89,10 +90,10 @@ class _Encoder:
         elif (kind is np.ndarray or isinstance(value, np.generic)) and value.dtype.kind in NUMPY_KINDS:
             self._array(value)
         else:
+            instead = "pass allow_pickle=True (or set PSGC_ALLOW_PICKLE=1) on every rank if all of them may run code on one another"
             raise UsageError(
                 f"{self._what}: {where} is a {kind.__module__}.{kind.__qualname__}, which is not a plain type; plain types are {PLAIN_TEXT}. Convert it "
-                f"(vars(obj) of a namespace, dataclasses.asdict), or pass allow_pickle=True (or set "
-                f"PSGC_ALLOW_PICKLE=1) on every rank if all of them may run code on one another"
+                f"(vars(obj) of a namespace, dataclasses.asdict){f', or {instead}' if self._pickles else ''}"
             )
 
     def _bytes(self, tag: bytes, data: bytes) -> None:
