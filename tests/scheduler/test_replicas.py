@@ -241,6 +241,21 @@ def test_another_process_of_the_scheduler_knows_who_has_moved_and_who_is_alone(a
     assert [member.rank for member in job.membership.roster.standbys()] == []
 
 
+@pytest.mark.parametrize("anew", [False, True])
+def test_another_process_of_the_scheduler_knows_the_standbys_next_process(anew: bool) -> None:
+    job = complete()
+    journal = [json.dumps(to_json(record)) for record in job.membership.records()]
+    said = job.join("b0 again", server(0, standby=True, incarnation=2)) + job.join("s0 again", server(0, incarnation=2))
+    journal += [json.dumps(to_json(action.record)) for action in said if hasattr(action, "record")]
+    followed(job, [json.dumps(to_json(record)) for record in job.membership.records()] if anew else journal)
+    assert not sent(job.say("b0 again", Kind.HEARTBEAT), Kind.ERROR), "it may be heard before it has registered on its new connection"
+    told = topologies(job.join("b0 again", server(0, standby=True, incarnation=2)))
+    assert (told["b0 again"].rank, told["b0 again"].stands_by) == (1, True)
+    assert "goes on without a standby" not in logged(speaks(job)), "nobody is taken for silent"
+    told = topologies(speaks(job, "s1", "b1"))
+    assert (told["b0 again"].rank, told["b0 again"].stands_by) == (1, False), "it still protects its server"
+
+
 @pytest.mark.parametrize(("servers", "standbys", "found"), [
     ("ab", "ab", True), ("aabb", "aabb", True), ("abc", "abc", True), ("aabbc", "abcab", True), ("aab", "aab", False), ("aaabbc", "abcaab", True),
     ("a", "a", False), ("ab", "aa", False), ("ba", "ab", True),
