@@ -326,6 +326,11 @@ class Config:
             raise ConfigError(f"{asked} and PSGC_ON_SERVER_LOSS=stop: the job would end when a server dies; unset one, {remedy}")
         if self.wire != "psgc":
             raise ConfigError(f"{asked} and PSGC_WIRE={self.wire}: servers of that wire keep nothing elsewhere; unset one, {remedy}")
+        if self.dead_s >= self.step_timeout_s:
+            raise ConfigError(
+                f"{asked} and PSGC_DEAD_S={self.dead_s:g}, PSGC_STEP_TIMEOUT_S={self.step_timeout_s:g}: workers would give up a server that is lost before "
+                f"its standby has its place; have PSGC_DEAD_S well below PSGC_STEP_TIMEOUT_S, {remedy}"
+            )
 
     def require_replaceable(self) -> None:
         """Raise ConfigError where workers that die are to be followed by others, but cannot be."""

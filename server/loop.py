@@ -94,7 +94,9 @@ class Server:
         self._mirror: Mirror | None = None  # while this process is a standby
         self._topology: Topology  # once this server is admitted
         self._former_layouts = 0  # that a former process has served: workers are let in once they are served again
-        self._stepped = False  # the launcher has been told that this process has completed a step, or has had nothing to do
+        self._stepped = (
+            False  # the launcher has been told that this process has completed a step, has had nothing to do, or as a standby has all
+        )
         self._idle_ticks = 0
         self._preparing: set[int] = set()  # layouts whose kernels are being loaded, or have been
         self._trace = server_trace(config)
@@ -225,6 +227,8 @@ class Server:
         """As a standby: write what the server has committed."""
         try:
             self._serving.wire_bytes += mirror.receive(link)
+            if mirror.has_all:
+                self._has_stepped()
         except (RemoteProtocolError, OSError) as error:
             self._fault(Fault(f"{self._who}: {error}"))
             link.fail(str(error))

@@ -10,7 +10,7 @@ import numpy as np
 
 from psgc.errors import PsgcError, RemoteProtocolError
 from psgc.server.blocks import BlockId, Blocks, Bytes, Of, read_label, write_record
-from psgc.server.replica import What
+from psgc.server.replica import GO_ON, What
 from psgc.server.store import RECORDS_BYTES, REMOVED
 from psgc.transport.link import Link
 from psgc.transport.memory.segment import Place, Segment
@@ -24,6 +24,7 @@ class Mirror:
         self._blocks = Blocks("psgc-store", former, keep)
         self._places: dict[BlockId, Place] = {}
         self._link: Link | None = None  # to the server
+        self.has_all = False  # that the server kept when its connection was made; since then, what it commits
 
     @property
     def segments(self) -> list[Segment]:
@@ -44,6 +45,7 @@ class Mirror:
             nbytes += HEADER_BYTES + header.payload_bytes
             if (answer := self.take(header, payload)) is not None:
                 link.send(answer)
+                self.has_all = self.has_all or answer.step != GO_ON
         return nbytes
 
     def room(self, header: Header) -> Bytes | None:

@@ -272,7 +272,15 @@ def _run_members(
                 "DMLC_ROLE": "server",
                 "PSGC_STANDBY": "1",
             }
-            _start(supervisor, name, [*role, "server"], full, keep_memory=True, service=workers and ends_with_workers)
+            _start(
+                supervisor,
+                name,
+                [*role, "server"],
+                full,
+                keep_memory=True,
+                service=workers and ends_with_workers,
+                spared=lambda: True,  # the scheduler has its server go on alone
+            )
         for child in supervisor.children:
             child.follows = workers
         for local_rank, near in enumerate(near_memory(cores)):

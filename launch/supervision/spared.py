@@ -1,5 +1,5 @@
-"""Processes whose death is no fault, because the job goes on without them: workers under PSGC_ON_WORKER_LOSS=shrink, and what runs a host's part of a job that
-outlives the host. Pure; knows processes by their number.
+"""Processes whose death is no fault, because the job goes on without them: workers under PSGC_ON_WORKER_LOSS=shrink, servers' standbys, and what runs a host's
+part of a job that outlives the host. Pure; knows processes by their number.
 
 Invariant: a process that comes back and is told that the job has failed has come too late for it, or others are told so, too: it is never the cause.
 """

@@ -84,7 +84,7 @@ class Admission:
         if self._job.agreements is None:
             return log
         if register.standby:
-            return [*log, self._job.topology(server)]
+            return [Keep(succeeded(server.rank, peer, register)), *log, self._job.topology(server)]
         self._job.agreements.declarations.begins_anew(server.rank)
         return [
             Keep(succeeded(server.rank, server.peer, server.register)),

@@ -85,11 +85,9 @@ class Deaths:
             line = f"{text}; server {member.rank} goes on without a standby: if its machine is lost as well, the job ends"
             return [Keep(Alone(member.rank)), Log(logging.WARNING, line), *self._job.tell_workers(line), self._job.topology(server)]
         standby = roster.standby_of(member.rank)
-        if (
-            standby is None
-            or standby.gone is not None
-            or (self._job.alive(standby.register) is None and now - standby.last_seen > self._job.dead_s)
-        ):
+        if standby is not None and standby.gone is not None:
+            return []  # its next process is awaited for PSGC_DEAD_S, as ever, and then has the place
+        if standby is None or (self._job.alive(standby.register) is None and now - standby.last_seen > self._job.dead_s):
             return None
         peer, register = standby.peer, replace(standby.register, standby=False)
         roster.promote(member, register, peer, now)

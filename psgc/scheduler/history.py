@@ -49,6 +49,10 @@ def resume(job: Job, written: Iterable[Record], now: float) -> None:
             raise RemoteProtocolError(f"a {type(record).__name__} before everyone was there")
         elif isinstance(record, Succeeded):
             peer, register = record.read()
+            if register.standby:
+                if (standby := job.roster.standby_of(record.index)) is not None:
+                    job.roster.replace(standby, peer, register, now)
+                continue
             member = job.of_rank(register.role, record.index)
             if register.role == "server" and register.lineage != member.register.lineage:
                 job.roster.promote(member, register, peer, now)

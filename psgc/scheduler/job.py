@@ -62,6 +62,10 @@ class Job:
     def all_away(self) -> bool:
         return all(m.away for m in self.roster.workers())
 
+    def has_heard_of_all(self, since: float) -> bool:
+        """Whether everyone from whom something is awaited was heard after that."""
+        return all(m.away or m.last_seen > since for m in self.roster)
+
     @property
     def unbegun(self) -> bool:
         """Whether this is a process's second job, or a later one, which no worker has begun."""

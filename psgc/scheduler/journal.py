@@ -8,6 +8,8 @@ comes to is written into the other one, so a journal stays small however long th
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import struct
@@ -87,14 +89,22 @@ class Journal:
 
     @classmethod
     def at(cls, path: str) -> Journal:
-        """A journal in the files ``path`` and ``path``.other, which are made, readable by this user alone. Raises PsgcError, for files of others, too."""
+        """A journal in the files ``path`` and ``path``.other, which are made, readable by this user alone. Raises PsgcError, for files of others, and
+        for those that another process has open, too."""
         fds: list[int] = []
         try:
             for name in _names(path):
                 _check_own(name)
             for name in _names(path):
                 fds.append(os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            _lock(fds[0])
             _sync_folder(path)
+        except BlockingIOError:
+            for fd in fds:
+                os.close(fd)
+            raise PsgcError(
+                f"scheduler: another scheduler that runs writes the journal {path}; end that one first, or name another file (PSGC_JOURNAL)"
+            ) from None
         except OSError as error:
             for fd in fds:
                 os.close(fd)
@@ -153,6 +163,15 @@ def _check_own(name: str) -> None:
         return
     if begins.strip(b"\0") and not (len(begins) > _FRAME.size and _BEGINS.startswith(begins[_FRAME.size :].rstrip(b"\0"))):
         raise PsgcError(f"scheduler: {name} is there and is no journal of this psgc; remove it, or name another file (PSGC_JOURNAL)")
+
+
+def _lock(fd: int) -> None:
+    """Keep others from it as long as this process has it open. Raises BlockingIOError if another process has. Where files cannot be locked nobody is kept."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL):
+            raise
 
 
 def _names(path: str) -> tuple[str, str]:

@@ -146,7 +146,7 @@ class _Loop:
 
     def _note_return(self) -> None:
         """Tell the launcher once everyone has come to this process: it has done what it was started again for."""
-        if self._resumed_at < float("inf") and all(m.left or m.last_seen > self._resumed_at for m in self._state.roster):
+        if self._resumed_at < float("inf") and self._state.has_heard_of_all(self._resumed_at):
             self._resumed_at = float("inf")
             self._launcher.tell("stepped")
 

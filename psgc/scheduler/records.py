@@ -62,8 +62,9 @@ class Complete:
 
 @dataclass(frozen=True, slots=True)
 class Succeeded:
-    """A member's place was taken by another process: a server's, which serves no layout yet, or a worker's, which has no state yet. index: its number or rank;
-    generation: which of the processes that follow one another it is, of a worker; waited_before_ms: what counts as waited by those before it."""
+    """A member's place was taken by another process: a server's, which serves no layout yet, its standby's (``register`` says so), or a worker's, which has no
+    state yet. index: its number or rank; generation: which of the processes that follow one another it is, of a worker; waited_before_ms: what counts as
+    waited by those before it."""
 
     index: int
     peer: str

@@ -4,11 +4,13 @@ A machine is a launcher with all that it has started and keeps; kill -9 takes it
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -66,6 +68,7 @@ class Machines:
         errors = "\n".join(f"{name}: {err}" for name, (_, _, err) in ended.items())
         assert not faults, ("".join(out[-3:]), errors)
         self.statuses = {name: status for name, (status, _, _) in ended.items()}
+        self.errors = {name: err for name, (_, _, err) in ended.items()}
         return "".join(out), ended["workers"][2], ended["scheduler"][2]
 
     def _others(self) -> dict[str, subprocess.Popen[str]]:
@@ -134,6 +137,26 @@ def test_processes_that_die_on_machines_that_stay_are_followed_before_and_after_
         results.append(found(out))
     assert len(results[0]) == 2
     assert results[0] == results[1]
+
+
+def test_a_standby_that_ends_again_and_again_ends_no_job(launched: Any) -> None:
+    machines = Machines(launched, [str(JOBS / "lost_server.py"), "40", "none", "optimizer", "0.01"])
+
+    def kill_while_workers_run() -> None:
+        while machines.workers.poll() is None:
+            with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+                if len(living := children(machines.servers[0])) > 2:  # the guardian and the server; a list that is read may lack one
+                    os.kill(living[-1], signal.SIGKILL)
+            time.sleep(0.02)
+
+    killing = threading.Thread(target=kill_while_workers_run)
+    out, err, scheduler = machines.run({20: lambda _: killing.start()})
+    killing.join()
+    assert set(machines.statuses.values()) == {0}, err + scheduler
+    assert len(found(out)) == 2
+    assert "died and was not started again within" in scheduler and "server 1 goes on without a standby" in scheduler
+    said = machines.errors["server 0"]
+    assert "so it is not started again" in said and "the others go on without it" in said, said
 
 
 @pytest.mark.long

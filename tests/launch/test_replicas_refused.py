@@ -19,6 +19,8 @@ JOB = {"DMLC_NUM_WORKER": "2", "DMLC_NUM_SERVER": "2", "DMLC_PS_ROOT_URI": "10.0
     ({"PSGC_ON_SERVER_LOSS": "stop"}, "PSGC_REPLICAS=1 and PSGC_ON_SERVER_LOSS=stop"),
     ({"PSGC_BACKUP_WORKERS": "1"}, "PSGC_REPLICAS=1 and PSGC_BACKUP_WORKERS=1: late contributions have no replicas"),
     ({"PSGC_WIRE": "pslite"}, "PSGC_REPLICAS=1 and PSGC_WIRE=pslite"),
+    ({"PSGC_DEAD_S": "900"}, "PSGC_REPLICAS=1 and PSGC_DEAD_S=900, PSGC_STEP_TIMEOUT_S=600: workers would give up a server that is lost before"),
+    ({"PSGC_STEP_TIMEOUT_S": "60"}, "have PSGC_DEAD_S well below PSGC_STEP_TIMEOUT_S, or leave it at 0"),
 ])  # fmt: skip
 @pytest.mark.parametrize("role", ["server", "scheduler"])
 def test_what_does_not_fit_is_named(role: Any, more: dict[str, str], said: str) -> None:

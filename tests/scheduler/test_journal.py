@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import json
 import os
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -228,10 +232,12 @@ def test_a_job_that_is_over_leaves_nothing(tmp_path: Path) -> None:
     first = Continuity(of_path, False)
     first.keep(RECORDS, list)
     assert first.returns
-    assert Continuity(of_path, False).records == RECORDS
-    assert path.stat().st_mode & 0o777 == 0o600
-    first.end()
     first.close()
+    second = Continuity(of_path, False)
+    assert second.records == RECORDS
+    assert path.stat().st_mode & 0o777 == 0o600
+    second.end()
+    second.close()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -297,6 +303,42 @@ def test_a_file_that_is_no_journal_is_refused_in_a_line_and_stays_as_it_is(tmp_p
     ):
         Journal.at(str(tmp_path / "journal"))
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {which: content}
+
+
+def test_a_journal_that_another_scheduler_writes_is_refused_until_that_has_ended(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    first = Journal.at(str(path))
+    first.begin(RECORDS)
+    with pytest.raises(
+        PsgcError, match=rf"^scheduler: another scheduler that runs writes the journal {path}; end that one first, or name another"
+    ):
+        Journal.at(str(path))
+    first.append([Passed(1, 4)])
+    first.close()
+    after = Journal.at(str(path))
+    assert after.records == [*RECORDS, Passed(1, 4)]
+    after.close()
+
+
+def test_a_process_that_is_killed_leaves_its_journal_unlocked(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    code = "import sys; from psgc.scheduler.journal import Journal; kept = Journal.at(sys.argv[1]); kept.begin([]); print(flush=True); sys.stdin.read()"
+    popen = subprocess.Popen([sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert popen.stdout is not None and popen.stdout.readline() == b"\n"
+    with pytest.raises(PsgcError, match="another scheduler that runs"):
+        Journal.at(str(path))
+    popen.kill()
+    popen.communicate()
+    Journal.at(str(path)).close()
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_where_files_cannot_be_locked_a_journal_is_written_all_the_same(code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", refuses)
+    Journal.at(str(tmp_path / "journal")).close()
 
 
 def test_a_journal_that_was_cut_off_while_it_was_begun_is_taken_up(tmp_path: Path) -> None:

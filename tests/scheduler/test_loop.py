@@ -25,6 +25,7 @@ from psgc.transport.host import host_id, own_start, pid_started, process_alive
 from psgc.transport.security.job_keys import JobKeys
 from psgc.wire.frames import HEADER_BYTES, VERSION, Header, Kind, pack_header
 from psgc.wire.messages import Register, encode_body
+from tests.scheduler.talk import DEAD_S, Job, register
 
 PATIENCE_MS = 30_000
 ENV = {"DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": "1", "PSGC_TOKEN": "t", "PSGC_JOB": "7", "PSGC_HEARTBEAT_S": "0.2"}
@@ -85,6 +86,23 @@ def peer(context: zmq.Context[Any], scheduler: tuple[int, subprocess.Popen[str]]
     yield make
     for each in peers:
         each.dealer.close()
+
+
+def test_a_scheduler_has_heard_of_everyone_again_though_a_rank_is_absent() -> None:
+    """Then its launcher forgets how often it has ended. Under shrink a rank may be missing for good."""
+    job = Job(2, 1)
+    job.join("s", register("server", index=0))
+    for node in range(2):
+        job.join(f"w{node}", register(node=node, shrinks=True))
+    since = job.now
+    assert not job.membership.has_heard_of_all(since)
+    for _ in range(int(DEAD_S) + 2):
+        job.tick(1)
+        for peer in ("s", "w0"):
+            job.say(peer, Kind.HEARTBEAT)
+        absent = any(worker.absent for worker in job.membership.roster.workers())
+        assert job.membership.has_heard_of_all(since) == absent
+    assert absent
 
 
 def test_a_scheduler_adopts_the_socket_it_was_given_and_admits_its_members(scheduler: Any, peer: Any) -> None:

@@ -250,6 +250,50 @@ def test_another_process_of_the_scheduler_knows_who_has_moved_and_who_is_alone(a
     assert [member.rank for member in job.membership.roster.standbys()] == []
 
 
+@pytest.mark.parametrize("anew", [False, True])
+def test_another_process_of_the_scheduler_knows_the_standbys_next_process(anew: bool) -> None:
+    job = complete()
+    journal = [json.dumps(to_json(record)) for record in job.membership.records()]
+    said = job.join("b0 again", server(0, standby=True, incarnation=2)) + job.join("s0 again", server(0, incarnation=2))
+    journal += [json.dumps(to_json(action.record)) for action in said if hasattr(action, "record")]
+    followed(job, [json.dumps(to_json(record)) for record in job.membership.records()] if anew else journal)
+    assert not sent(job.say("b0 again", Kind.HEARTBEAT), Kind.ERROR), "it may be heard before it has registered on its new connection"
+    told = topologies(job.join("b0 again", server(0, standby=True, incarnation=2)))
+    assert (told["b0 again"].rank, told["b0 again"].stands_by) == (1, True)
+    assert "goes on without a standby" not in logged(speaks(job)), "nobody is taken for silent"
+    told = topologies(speaks(job, "s1", "b1"))
+    assert (told["b0 again"].rank, told["b0 again"].stands_by) == (1, False), "it still protects its server"
+
+
+def test_a_server_that_is_lost_while_its_standbys_process_is_followed_by_another_goes_on_there() -> None:
+    """b0, the standby of server 1, is on the scheduler's host, where its end is seen; its next process has not registered yet."""
+    job = complete()
+    speaks(job)
+    for _ in range(int(DEAD_S) - 1):
+        job.now += 1
+        for peer in ("s0", "b0", "w0", "w1"):
+            job.say(peer, Kind.HEARTBEAT)
+        job.tick()
+    job.dead.add(server(0, standby=True).pid)
+    said = []
+    for _ in range(5):
+        for peer in ("s0", "w0", "w1"):
+            job.say(peer, Kind.HEARTBEAT)
+        said += job.tick(1)
+    assert not sent(said, Kind.ABORT) and "takes its place" not in logged(said)
+    job.join("b0 again", server(0, standby=True, incarnation=2))
+    told = topologies(job.tick())
+    assert (told["b0 again"].rank, told["b0 again"].stands_by) == (1, False)
+    assert told["w0"].servers[1].address == "tcp://host0:91"
+
+
+def test_a_server_that_is_lost_and_whose_standby_is_followed_by_none_ends_the_job() -> None:
+    job = complete()
+    job.dead.add(server(0, standby=True).pid)
+    assert "server 1 (pid 3101 on host1) has said nothing for" in aborted(speaks(job, "s1", "b1", "b0"))
+    assert "has no standby any more" in job.membership.failed[1]  # type: ignore[index]
+
+
 @pytest.mark.parametrize(("servers", "standbys", "found"), [
     ("ab", "ab", True), ("aabb", "aabb", True), ("abc", "abc", True), ("aabbc", "abcab", True), ("aab", "aab", False), ("aaabbc", "abcaab", True),
     ("a", "a", False), ("ab", "aa", False), ("ba", "ab", True),

@@ -1,4 +1,5 @@
-"""Machines that are lost while servers have standbys elsewhere: every rank still gets exactly the published sum of every step.
+"""Machines that are lost while servers have standbys elsewhere, and processes of the scheduler end: every rank still gets exactly the published sum of every
+step.
 
 And: the simulation sees each rule that this rests on, when it is broken."""
 
@@ -17,6 +18,8 @@ from sim_oracle import Chances
 from sim_replicas import Losses, ReplicatedServer, ReplicatedWorld
 from simulation import Scenario, simulate
 
+from psgc.scheduler.actions import Keep
+from psgc.scheduler.admission import Admission
 from psgc.scheduler.deaths import Deaths
 from psgc.scheduler.rendezvous import Declarations
 from psgc.server.held import Held
@@ -30,12 +33,14 @@ LONG_CHUNK = 1000
 
 
 def losing(seed: int) -> Losses:
-    """A scenario of the simulation at large, in which a machine is lost, and servers' and standbys' processes end as well."""
+    """A scenario of the simulation at large, in which a machine is lost, and servers', standbys' and in some of them the scheduler's processes end as well."""
     rng, drawn = random.Random(f"losses {seed}"), Scenario.drawn(seed)
     fields = {name: getattr(drawn, name) for name in Scenario.__dataclass_fields__}
     fields |= {"servers": rng.choice((2, 2, 3, 4)), "crashes": rng.choice((0, 0, 1, 3)), "crash_every_s": rng.choice((0.005, 0.02, 0.1)),
                "restart_s": rng.choice((0.01, 0.1)), "steps": drawn.steps + 2}  # fmt: skip
-    return Losses(**fields, lost_after_s=rng.choice((0.005, 0.02, 0.1, 0.3)), standby_crashes=rng.choice((0, 0, 2)))
+    lost = {"lost_after_s": rng.choice((0.005, 0.02, 0.1, 0.3)), "standby_crashes": rng.choice((0, 0, 2))}
+    fields["scheduler_crashes"] = rng.choice((0, 1, 3)) if lost["standby_crashes"] else 0
+    return Losses(**fields, **lost)
 
 
 def run(scenario: Losses) -> ReplicatedWorld:
@@ -69,8 +74,10 @@ def test_a_sample_contains_what_it_is_meant_to() -> None:
             seen["a residual moved"] += moved and bool(server.residuals)
             seen["a server went on without a standby"] += not moved and server.held is None
             seen["one key at a time"] += moved and world.scenario.window_bytes == 1
-        seen["a standby's process ended"] += any(standby.incarnation > 1 for standby in world.standbys)
-    assert all(seen.values()) and len(seen) == 6, seen
+        follows = any(standby.incarnation > 1 for standby in world.standbys)
+        seen["a standby's process ended"] += follows
+        seen["and a scheduler's"] += follows and world.scheduler.processes > 1
+    assert all(seen.values()) and len(seen) == 7, seen
 
 
 # broken rules
@@ -90,6 +97,7 @@ SENT = replace(
     codec="none",
     weather=Weather(delay_s=0.003, slow=0.0, repeats=0.02, reconnect_s=0.002),
 )  # sums end while a connection is sent what is kept
+WRITTEN = replace(ROUGH, lost_after_s=0.3, standby_crashes=6, scheduler_crashes=12, crash_every_s=0.3, restart_s=0.02)
 NARROW = replace(ROUGH, codec="none", window_bytes=1, parts=(3, 3), chances=Chances(skip=0.1))
 
 
@@ -144,6 +152,13 @@ def _tells_no_server(go_on_without: Any) -> Any:
     return wrong
 
 
+def _keeps_no_standby(succeeded: Any) -> Any:
+    def wrong(self: Admission, *args: Any) -> Any:
+        return [action for action in succeeded(self, *args) if not (isinstance(action, Keep) and action.record.register["standby"])]
+
+    return wrong
+
+
 RULES: Rules[Losses] = Rules(run, 40, {
     "results leave before the standby has them": (ROUGH, _does_not_wait(_says(Kind.RESULT))),
     "memory is written again before the standby has what was there": (ROUGH, _does_not_wait(lambda effect: isinstance(effect, Fold | Send))),
@@ -155,11 +170,14 @@ RULES: Rules[Losses] = Rules(run, 40, {
     "layouts are not served again": (ROUGH, method(Declarations, "begins_anew", lambda _: lambda *_: None)),
     "workers do not hear where a server has moved": (ROUGH, method(Deaths, "_go_on_without", _tells_no_worker)),
     "servers do not hear that there is no standby any more": (ROUGH, method(Deaths, "_go_on_without", _tells_no_server)),
+    "a standby's next process is not written down": (WRITTEN, method(Admission, "_succeeded", _keeps_no_standby)),
 })  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    "scenario", [ROUGH, CUTTING, AIMED, FOLLOWED, SENT, NARROW], ids=["rough", "cutting", "aimed", "followed", "sent", "narrow"]
+    "scenario",
+    [ROUGH, CUTTING, AIMED, FOLLOWED, SENT, NARROW, WRITTEN],
+    ids=["rough", "cutting", "aimed", "followed", "sent", "narrow", "written"],
 )
 def test_while_no_rule_is_broken_nothing_is_seen(scenario: Losses) -> None:
     RULES.simulate(scenario)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,9 @@ from psgc.errors import RemoteProtocolError
 from psgc.layout import Declaration, TensorSpec, build_layout
 from psgc.layout.update_rule import UpdateRule
 from psgc.server.blocks import BlockId, Written
+from psgc.server.loop import Server
 from psgc.server.mirror import Mirror
-from psgc.server.replica import PIECE_BYTES, What, messages
+from psgc.server.replica import GO_ON, PIECE_BYTES, What, messages
 from psgc.server.step import NO_SLOT, Commit, Fold, Result
 from psgc.server.store import KeyShape, Store
 from psgc.server.weights.kept import AnswerCommit, VersionCommit
@@ -88,6 +90,21 @@ def test_a_standby_has_each_step_that_was_committed() -> None:
     for key, *step, pending in STEPS:
         standby.hear(store.keys[key].written(commit(store, key, *step, **pending)))
         same(store, standby.taken_over())
+
+
+def test_a_standbys_launcher_hears_once_that_it_has_all_that_its_server_keeps() -> None:
+    """And so starts its next process again however often that was so. Behind a part of what a connection is sent first comes GO_ON."""
+    told: list[str] = []
+    server: Any = object.__new__(Server)
+    server._serving = SimpleNamespace(wire_bytes=0, replica=None)
+    server._links = SimpleNamespace(touch=lambda link: None, received=lambda link: None)
+    server._launcher, server._stepped = SimpleNamespace(tell=told.append), False
+    mirror = Mirror()
+    for mark, said in ((GO_ON, []), (3, ["stepped"]), (4, ["stepped"])):
+        header = Header(Kind.REPLICA, step=mark, contributors=What.MARK)
+        link: Any = SimpleNamespace(receive=lambda header=header: [(header, None)], send=lambda answer: None, closed=False)
+        server._hear_server(link, mirror)
+        assert told == said
 
 
 @pytest.mark.parametrize("lacking", range(len(STEPS)))
