@@ -84,7 +84,7 @@ def _synchronize(scaler: torch.amp.GradScaler, optimizer: Any) -> None:
     if getattr(optimizer, "_psgc_scaler", None) != (reference := weakref.ref(scaler)):
         optimizer._psgc_scaler = reference
         gradients.scale_with(_reader(reference))
-    optimizer.synchronize()
+    gradients.synchronize()  # as step() without a scaler: what the script has put in place of the means is applied, and not averaged again
 
 
 def _reader(reference: weakref.ref[torch.amp.GradScaler]) -> Callable[[], float]:
