@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any, Final, Protocol
 
 import torch
@@ -22,6 +23,7 @@ import torch
 from psgc.errors import UsageError
 from psgc.torch.ddp.told import optimizers_in
 from psgc.torch.optimizers.averaging import Distributed
+from psgc.torch.optimizers.wrapping import named_parameters_of
 from psgc.torch.tensors import plain
 from psgc.torch.tensors.apart import mapped, put_tensors, take_tensors
 from psgc.torch.tensors.push_pull import follow_unnamed, unnamed_calls
@@ -119,13 +121,20 @@ class TrainingState:
 
     def check_trained(self) -> None:
         """Raise UsageError for a parameter of the model that something else than the optimizer trains: an update of that which another rank has made already
-        would be made twice."""
-        mine = self._optimized()
+        would be made twice. And for one that the optimizer trains and the model does not have: other ranks would not get it."""
+        mine, gradients = self._optimized(), self._optimizer._psgc_gradients
         for name, parameter in self._model.named_parameters():
             if parameter.requires_grad and parameter not in mine:
                 raise UsageError(
                     f"{WHOSE}: the optimizer does not have parameter {name!r} of the model, which requires a gradient; give all of the model's to one "
                     f"DistributedOptimizer, in groups, or requires_grad_(False) to what is not trained"
+                )
+        models = set(self._model.parameters())
+        for _, name, parameter in named_parameters_of(self._optimizer, self._optimizer._psgc_names):
+            if parameter not in models and (parameter.requires_grad or gradients.knows(parameter)):
+                raise UsageError(
+                    f"{WHOSE}: the model does not have parameter {name!r} of the optimizer, which other ranks would not get; give Elastic a model that has "
+                    f"all that is trained, such as torch.nn.ModuleList([model, criterion])"
                 )
 
     def left_out(self) -> list[str]:
@@ -229,4 +238,6 @@ def _like(value: Any, mine: Any) -> Any:
         return Counter(value)
     if isinstance(mine, dict) and isinstance(value, dict):
         return {key: _like(item, mine.get(key)) for key, item in value.items()}
+    if type(value) in (list, tuple) and type(mine) is type(value):
+        return type(value)(_like(item, own) for item, own in zip_longest(value, mine[: len(value)]))
     return value
