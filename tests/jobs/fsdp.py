@@ -106,9 +106,9 @@ def allocate(model: nn.Module, how: str) -> None:
 
 def train(model: nn.Module, how: str) -> str:
     """how: "plain"; "accumulate": two backwards a step, the first without synchronization; "twice": both with; "clip"; "scaled": by a GradScaler, which skips
-    a step in which one rank overflows; "skips": some steps without some modules; "guarded": a step with a bad batch is thrown away; "guarded-zeros": what is cleared becomes zeros;
-    "guarded-frozen": where a layer was frozen and taken from the optimizer, with its gradients; "hooked": each parameter steps as soon as its gradient is
-    there; "evaluated" and "deferred": see above; "again": two forwards before each backward;
+    a step in which one rank overflows; "skips": some steps without some modules; "hooked": each parameter steps as soon as its gradient is
+    there; "guarded": a step with a bad batch is thrown away; "guarded-zeros": what is cleared becomes zeros; "guarded-frozen": a layer was frozen before, and
+    taken from the optimizer with its gradients; "evaluated" and "deferred": see above; "again": two forwards before each backward;
     "unreduced": FSDP is told not to average between replicas; or of ``FREEZES``."""
     allocate(model, how)
     if how == "unreduced":
@@ -162,7 +162,9 @@ def steps(model: nn.Module, optimizer: torch.optim.Optimizer, draw: torch.Genera
 
 
 def norm(model: nn.Module) -> float:
-    found: Any = nn.utils.get_total_norm([parameter.grad for parameter in model.parameters() if parameter.requires_grad and parameter.grad is not None])
+    found: Any = nn.utils.get_total_norm(
+        [parameter.grad for parameter in model.parameters() if parameter.requires_grad and parameter.grad is not None]
+    )
     return float(found.full_tensor())
 
 

@@ -126,7 +126,9 @@ def test_steps_may_be_without_some_modules(make_job: Callable[..., Any], servers
 
 
 @pytest.mark.parametrize("servers", [1, 0])
-def test_a_bad_step_that_is_thrown_away_does_not_come_back_however_gradients_are_cleared(make_job: Callable[..., Any], servers: int) -> None:
+def test_a_bad_step_that_is_thrown_away_does_not_come_back_however_gradients_are_cleared(
+    make_job: Callable[..., Any], servers: int
+) -> None:
     """That only the bad step was skipped is asserted in the job."""
     found = lines(make_job(nodes=4, servers=servers), "--hows", *GUARDED, "--codecs", "none", "topk:k=0.05")
     for how in GUARDED:

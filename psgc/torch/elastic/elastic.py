@@ -27,6 +27,7 @@ from psgc.torch.elastic.members import Attendance
 from psgc.torch.elastic.state import WHOSE, Beginning, Stateful, TrainingState
 from psgc.torch.optimizers.averaging import Distributed
 from psgc.torch.session import api
+from psgc.torch.session.uncompiled import uncompiled
 from psgc.torch.tensors.broadcast import broadcast_from_root
 from psgc.worker.session import Handover
 
@@ -173,6 +174,7 @@ class Elastic:
         after.move_to_end(self._updated.id, last=False)
         after.move_to_end(self._after.id)
 
+    @uncompiled
     def _before_step(self, _optimizer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """The means are there, and the optimizer is about to change parameters: wait for whoever reads them."""
         if any(callable(value) for value in (*args, *kwargs.values())):
@@ -191,11 +193,13 @@ class Elastic:
             for group in self._optimizer.param_groups:
                 group["lr"] = group["lr"] * self._attendance.share
 
+    @uncompiled
     def _after_update(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
         for group, rate in zip(self._optimizer.param_groups, self._rates, strict=bool(self._rates)):
             group["lr"] = rate
         self._rates = []
 
+    @uncompiled
     def _after_step(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
         left_out = self._optimizer._psgc_updated > 0
         with self._changed:

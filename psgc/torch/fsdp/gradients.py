@@ -35,6 +35,7 @@ from psgc.torch.gradients.skips import Skips
 from psgc.torch.gradients.written import Written
 from psgc.torch.plans.choice import Choice
 from psgc.torch.plans.fusing import nbytes_of
+from psgc.torch.session.uncompiled import uncompiled
 from psgc.torch.state import saved
 from psgc.torch.tensors.buffers import Array, TensorsBuffer, dtype_name, staging_dtype, where_of
 from psgc.torch.tensors.sent import FilledBucket
@@ -96,6 +97,7 @@ class FsdpGradients(FrontEnd[FilledBucket]):
     def keeps_mean(self) -> bool:
         return self.parameters.hold_gradients
 
+    @uncompiled
     def take(self, unit: int, gradients: torch.Tensor) -> None:
         """FSDP has summed this unit's gradients within the node. In autograd's thread. Returns once the mean is on its way, or there, if FSDP goes on to
         compute with it. Raises UsageError for gradients that psgc cannot average."""
