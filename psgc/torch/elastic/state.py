@@ -130,8 +130,8 @@ class TrainingState:
                     f"DistributedOptimizer, in groups, or requires_grad_(False) to what is not trained"
                 )
         models = set(self._model.parameters())
-        for _, name, parameter in named_parameters_of(self._optimizer, self._optimizer._psgc_names):
-            if parameter not in models and (parameter.requires_grad or gradients.knows(parameter)):
+        for _, name, each in named_parameters_of(self._optimizer, self._optimizer._psgc_names):
+            if each not in models and (each.requires_grad or gradients.knows(each)):
                 raise UsageError(
                     f"{WHOSE}: the model does not have parameter {name!r} of the optimizer, which other ranks would not get; give Elastic a model that has "
                     f"all that is trained, such as torch.nn.ModuleList([model, criterion])"
