@@ -32,7 +32,9 @@ FREEZES: dict[str, dict[int, tuple[str, ...]]] = {
     "freezes-part": {2: ("1.up", "0.bias")},
     "freezes": {2: ("1.", "2.")},
     "by-turns": {0: ("1.",), 1: ("2.",), 2: ("1.",), 3: ("2.", "0.weight")},
+    "guarded-frozen": {2: ("0.",)},
 }
+GUARDED, BAD = ("guarded", "guarded-zeros", "guarded-frozen"), 3
 
 
 def freeze(model: nn.Module, how: str, number: int) -> None:
@@ -105,7 +107,8 @@ def allocate(model: nn.Module, how: str) -> None:
 def train(model: nn.Module, how: str) -> str:
     """how: "plain"; "accumulate": two backwards a step, the first without synchronization; "twice": both with; "clip"; "scaled": by a GradScaler, which skips
     a step in which one rank overflows; "skips": some steps without some modules; "hooked": each parameter steps as soon as its gradient is
-    there; "evaluated" and "deferred": see above; "again": two forwards before each backward;
+    there; "guarded": a step with a bad batch is thrown away; "guarded-zeros": what is cleared becomes zeros; "guarded-frozen": a layer was frozen before, and
+    taken from the optimizer with its gradients; "evaluated" and "deferred": see above; "again": two forwards before each backward;
     "unreduced": FSDP is told not to average between replicas; or of ``FREEZES``."""
     allocate(model, how)
     if how == "unreduced":
@@ -125,6 +128,7 @@ def step_at_once(parameter: torch.Tensor) -> None:
 
 
 def steps(model: nn.Module, optimizer: torch.optim.Optimizer, draw: torch.Generator, count: int, how: str) -> str:
+    skipped: list[int] = []
     loss, scaler = torch.zeros(()), torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=how == "scaled")
     for number in range(count):
         freeze(model, how, number)
@@ -137,17 +141,31 @@ def steps(model: nn.Module, optimizer: torch.optim.Optimizer, draw: torch.Genera
             if how == "again":
                 loss = loss + nn.functional.cross_entropy(model(-x), x[:, 7:14].argmax(1))
             overflows = how == "scaled" and number == 2 and dist.get_rank() == 3
-            scaler.scale(loss * float("inf") if overflows else loss).backward()
+            bad = how in GUARDED and number == BAD and dist.get_rank() == 3
+            scaler.scale(loss * float("inf") if overflows else loss * 1e6 if bad else loss).backward()
         if how == "clip":
             nn.utils.clip_grad_norm_(model.parameters(), 0.05)
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
+        if how in GUARDED and norm(model) > 100:
+            skipped.append(number)
+        else:
+            scaler.step(optimizer)
+            scaler.update()
+        if how == "guarded-frozen" and number == 1:
+            optimizer.param_groups[0]["params"] = [parameter for name, parameter in model.named_parameters() if not name.startswith("0.")]
+        optimizer.zero_grad(set_to_none=how != "guarded-zeros")
+    assert skipped == ([BAD] if how in GUARDED else []), skipped
     assert scaler.get_scale() == (2.0**9 if how == "scaled" else 1.0), "one step was skipped, on every rank"
     digest = hashlib.sha256()
     for parameter in model.parameters():
         digest.update(parameter.to_local().detach().numpy().tobytes())
     return f"{digest.hexdigest()[:12]} {float(loss.detach()):.4f}"
+
+
+def norm(model: nn.Module) -> float:
+    found: Any = nn.utils.get_total_norm(
+        [parameter.grad for parameter in model.parameters() if parameter.requires_grad and parameter.grad is not None]
+    )
+    return float(found.full_tensor())
 
 
 def resumed(mesh: DeviceMesh, codec: str, forget: bool) -> str:

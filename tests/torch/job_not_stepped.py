@@ -245,6 +245,15 @@ def based(model: nn.Module, optimizer: Any, grads: Grads, step: int) -> None:
     guarded(model, optimizer, grads, step, base=True)
 
 
+def guarded_frozen(model: nn.Module, optimizer: Any, grads: Grads, step: int) -> None:
+    """A layer is frozen and taken from the optimizer, and its last gradients stay."""
+    if step == SPIKE // 2:
+        for p in list(model.parameters())[:2]:
+            p.requires_grad_(False)
+        optimizer.param_groups[0]["params"] = list(model.parameters())[2:]
+    guarded(model, optimizer, grads, step)
+
+
 def rolled_back(model: nn.Module, optimizer: Any, grads: Grads, step: int) -> None:
     """A bad batch takes the training back to where it was some steps before."""
     if step % 4 == 0:
@@ -377,7 +386,7 @@ def toggled(model: nn.Module, optimizer: Halves, grads: Grads, step: int) -> Non
 
 LOOPS: dict[str, tuple[Callable[[Any], Any], Any]] = {
     "plain": (sgd, plain), "guarded": (sgd, guarded), "guarded_early": (sgd, partial(guarded, spikes=(1, 3))),
-    "guarded_first": (sgd, partial(guarded, spikes=(0, 1))), "rolled_back": (sgd, rolled_back),
+    "guarded_frozen": (sgd, guarded_frozen), "guarded_first": (sgd, partial(guarded, spikes=(0, 1))), "rolled_back": (sgd, rolled_back),
     "guarded_and_saved": (sgd, partial(guarded, then=saved)), "guarded_against_nan": (sgd, guarded_against_nan),
     "clipped": (sgd, clipped), "discarding": (sgd, discarding), "accumulated": (sgd, accumulated), "twice": (sgd, twice),
     "retained": (sgd, retained), "averaged": (sgd, averaged),
@@ -473,7 +482,7 @@ def by_hook(loop: str, codec: str) -> Trained:
     hook = current["hook"] = psgc.ddp_hook(codec)
 
     def wrapped(module: nn.Module) -> DistributedDataParallel:
-        model = DistributedDataParallel(module, find_unused_parameters=loop == "toggled")
+        model = DistributedDataParallel(module, find_unused_parameters=loop in ("toggled", "guarded_frozen"))
         model.register_comm_hook(None, hook)
         return model
 

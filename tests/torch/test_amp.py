@@ -41,6 +41,27 @@ def test_gradients_are_averaged_then_unscaled_then_clipped(ranks: Any, explicit:
     assert [(s.previous_skipped, s.rescale) for s in ranks.steps] == [(False, 1.0)] * 3
 
 
+@pytest.mark.parametrize("explicit", [True, False])
+def test_gradients_that_the_script_puts_in_place_of_the_means_are_applied_and_not_sent_again(ranks: Any, explicit: bool) -> None:
+    def train(rank: int) -> list[float]:
+        model, optimizer, scaler = make()
+        weight = model.weight.detach().clone()
+        for _ in range(3):
+            optimizer.zero_grad()
+            backward(model, scaler, rank + 1.0)
+            if explicit:
+                scaler.unscale_(optimizer)
+            for parameter in model.parameters():
+                parameter.grad = parameter.grad.clamp(max=1.0 if explicit else 256.0) + rank
+            scaler.step(optimizer)
+            scaler.update()
+        return ((weight - model.weight) / 0.1).detach().reshape(-1).tolist()
+
+    first, second = ranks.run(2, train)
+    assert first == pytest.approx([3.0] * 6) and second == pytest.approx([6.0 if explicit else 3.0 + 3 / 256] * 6)
+    assert len(ranks.steps) == 3
+
+
 def test_an_overflow_on_one_rank_skips_the_step_on_all_and_is_told_with_the_next(ranks: Any) -> None:
     def train(rank: int) -> list[float]:
         model, optimizer, scaler = make()

@@ -13,6 +13,7 @@ ALL_HOWS = (*HOWS, "summed", "together")
 OWN = ("scaled", "hooked", "offloaded")  # what FSDP does with the mean at once, or what the optimizer does without
 FROZEN = ("thaws", "thaws-part", "freezes-part", "freezes", "by-turns")
 SKIPS = "skips"
+GUARDED = ("guarded", "guarded-zeros", "guarded-frozen")
 BEFORE = ("deferred", "evaluated")  # the hook: a model without memory, a forward without a backward
 RESUMED = ("resumed", "went-on", "forgot")
 
@@ -22,7 +23,7 @@ def lines(job: Any, *arguments: str, **env: str) -> dict[tuple[str, str], list[l
     found = defaultdict(list)
     for text in job.said(*arguments, job="fsdp.py", PSGC_MIN_COMPRESS_BYTES="0", **env):
         for words in (line.split() for line in text.splitlines()):
-            if len(words) == 4 and words[1] in (*ALL_HOWS, *OWN, *FROZEN, SKIPS, *BEFORE, "again", "unreduced", *RESUMED):
+            if len(words) == 4 and words[1] in (*ALL_HOWS, *OWN, *FROZEN, SKIPS, *GUARDED, *BEFORE, "again", "unreduced", *RESUMED):
                 found[words[0], words[1]].append(words[2:])
     return found
 
@@ -122,6 +123,20 @@ def test_steps_may_be_without_some_modules(make_job: Callable[..., Any], servers
     assert found["none", SKIPS] == found["native", SKIPS]
     lossy = [digest for digest, _ in found["int8", SKIPS]]
     assert lossy[0] == lossy[2] != found["native", SKIPS][0][0], "both nodes hold the same, and the codec was in use"
+
+
+@pytest.mark.parametrize("servers", [1, 0])
+def test_a_bad_step_that_is_thrown_away_does_not_come_back_however_gradients_are_cleared(
+    make_job: Callable[..., Any], servers: int
+) -> None:
+    """That only the bad step was skipped is asserted in the job."""
+    found = lines(make_job(nodes=4, servers=servers), "--hows", *GUARDED, "--codecs", "none", "topk:k=0.05")
+    for how in GUARDED:
+        native = found["native", how]
+        assert len(native) == 4
+        assert found["none", how] == native
+        lossy = [digest for digest, _ in found["topk:k=0.05", how]]
+        assert lossy[0] == lossy[2] != native[0][0], "both nodes hold the same, and the codec was in use"
 
 
 @pytest.mark.parametrize("servers", [1, 0])

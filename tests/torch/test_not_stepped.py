@@ -21,8 +21,8 @@ JOB = str(Path(__file__).parent / "job_not_stepped.py")
 # results, or whose few skipped ones, take what codecs keep with them is a little further away.
 TIMES = {"plain": 1, "averaged": 1, "twice": 1.2, "by_hand": 1.2, "by_hand_on_data": 1.2, "toggled": 4} | dict.fromkeys(
     (
-        "guarded", "guarded_first", "guarded_early", "guarded_and_saved", "guarded_against_nan", "clipped", "discarding", "accumulated", "rolled_back",
-        "by_hand_guarded", "by_hand_on_data_guarded", "based_guarded", "set_by_hand",
+        "guarded", "guarded_frozen", "guarded_first", "guarded_early", "guarded_and_saved", "guarded_against_nan", "clipped", "discarding", "accumulated",
+        "rolled_back", "by_hand_guarded", "by_hand_on_data_guarded", "based_guarded", "set_by_hand",
     ), 3,
 )  # fmt: skip
 TWICE = 12

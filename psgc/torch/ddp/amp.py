@@ -15,6 +15,7 @@ import torch
 
 from psgc.torch.ddp.told import all_of, own_of, watch_optimizers
 from psgc.torch.gradients import loss_scale
+from psgc.torch.session.uncompiled import uncompiled
 from psgc.torch.tensors.push_pull import push_pull_inplace
 
 _unscale = torch.amp.GradScaler.unscale_
@@ -70,6 +71,7 @@ def step(self: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, *args: An
     return result
 
 
+@uncompiled
 def _refuse(scaler: torch.amp.GradScaler, optimizer: Any) -> None:
     """Have an optimizer that cannot be scaled say so."""
     refuse = getattr(optimizer, "_psgc_refuse_scaler", None)
@@ -77,6 +79,7 @@ def _refuse(scaler: torch.amp.GradScaler, optimizer: Any) -> None:
         refuse()
 
 
+@uncompiled
 def _synchronize(scaler: torch.amp.GradScaler, optimizer: Any) -> None:
     gradients = getattr(optimizer, "_psgc_gradients", None)
     if gradients is None:
@@ -84,7 +87,7 @@ def _synchronize(scaler: torch.amp.GradScaler, optimizer: Any) -> None:
     if getattr(optimizer, "_psgc_scaler", None) != (reference := weakref.ref(scaler)):
         optimizer._psgc_scaler = reference
         gradients.scale_with(_reader(reference))
-    optimizer.synchronize()
+    gradients.synchronize()  # as step() without a scaler: what the script has put in place of the means is applied, and not averaged again
 
 
 def _reader(reference: weakref.ref[torch.amp.GradScaler]) -> Callable[[], float]:

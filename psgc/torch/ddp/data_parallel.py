@@ -25,6 +25,7 @@ from psgc.torch.plans.choice import Given, chosen
 from psgc.torch.session import api
 from psgc.torch.session.backup import refuse_backup
 from psgc.torch.session.replaceable import refuse_replaceable
+from psgc.torch.session.uncompiled import uncompiled
 from psgc.torch.tensors.broadcast import broadcast_parameters, broadcast_tensors
 from psgc.torch.tensors.declaring import spec_of
 
@@ -69,6 +70,7 @@ class DistributedDataParallel(torch.nn.Module):
     def _trains(self) -> bool:
         return any(parameter.requires_grad for parameter in self.module.parameters())
 
+    @uncompiled
     def _exchange(self, kind: str) -> GradientExchange[GradientBucket]:
         """A new one in this process's session. kind: among whose the model is counted, the same on every rank."""
         session = api.current_session()
@@ -87,6 +89,7 @@ class DistributedDataParallel(torch.nn.Module):
         self._prefix = f"{kind}{number}"
         return GradientExchange(session, self._prefix, choice, turn=number, sparse=rows)
 
+    @uncompiled
     def _average(self, exchange: GradientExchange[GradientBucket]) -> BackwardGradients:
         amp.install()
         gradients = self._gradients = BackwardGradients(exchange, 1, False, self._parameters_to_watch, self._as_views)
@@ -110,11 +113,16 @@ class DistributedDataParallel(torch.nn.Module):
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         gradients = self._joined() if torch.is_grad_enabled() else None
-        if gradients is not None and self.broadcast_buffers and self.training and not gradients.backwards.held:
-            buffers = self._buffers_to_send()
-            if buffers:
-                broadcast_tensors(list(buffers.items()), 0, f"{self._prefix}.buffers.", compare=False)
+        due = gradients is not None and self.broadcast_buffers and self.training and not gradients.backwards.held
+        if due and any(True for _ in self.module.buffers()):  # else what torch.compile makes of the model stays in one piece
+            self._send_buffers()
         return self.module(*inputs, **kwargs)
+
+    @uncompiled
+    def _send_buffers(self) -> None:
+        buffers = self._buffers_to_send()
+        if buffers:
+            broadcast_tensors(list(buffers.items()), 0, f"{self._prefix}.buffers.", compare=False)
 
     def _buffers_to_send(self) -> dict[str, torch.Tensor]:
         """By name. A norm in training computes its gradient from the batch's statistics, so its averages may change between a forward and its backward, as

@@ -27,6 +27,7 @@ from psgc.torch.plans.choice import Given, chosen, switched
 from psgc.torch.session import api
 from psgc.torch.session.backup import refuse_backup
 from psgc.torch.session.replaceable import refuse_replaceable
+from psgc.torch.session.uncompiled import uncompiled
 from psgc.torch.tensors.codec_text import codec_text
 
 logger = logging.getLogger(__name__)
@@ -125,6 +126,7 @@ class DdpHook:
         models = self._models.all
         return {"steps": sum(each.steps for each in models), "gradient_bytes": sum(each.gradient_bytes for each in models)}
 
+    @uncompiled
     def __call__(self, state: object, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         """What DDP calls during backward. The future completes when the bucket's memory holds the mean over all ranks."""
         if isinstance(bucket, tuple):

@@ -10,6 +10,7 @@ import torch
 
 from psgc.errors import UsageError
 from psgc.torch.gradients.last_step import LastStep
+from psgc.torch.session.uncompiled import uncompiled
 
 
 class ModelParameters:
@@ -87,6 +88,7 @@ class NextBackward:
         self.adds_up, self.came = None, not self._watched
 
 
+@uncompiled
 def _coming(backward: weakref.ref[NextBackward], _gradient: torch.Tensor) -> None:
     found = backward()
     if found is not None:

@@ -12,6 +12,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from psgc.torch.gradients.front_end import FrontEnd
+from psgc.torch.session.uncompiled import uncompiled
 from psgc.worker.session import Session
 
 _models: weakref.WeakSet[FrontEnd[Any]] = weakref.WeakSet()
@@ -42,6 +43,7 @@ def watch_optimizers() -> None:
     register_optimizer_step_post_hook(_stepped)
 
 
+@uncompiled
 def _stepped(optimizer: torch.optim.Optimizer, _arguments: Any, _keywords: Any) -> None:
     own = own_of(optimizer)
     for each in all_of(optimizer):
@@ -67,6 +69,7 @@ def models_of(optimizer: torch.optim.Optimizer) -> list[FrontEnd[Any]]:
     return [each for each in _models if _carries(each, optimizer)]
 
 
+@uncompiled
 def all_of(optimizer: torch.optim.Optimizer) -> list[FrontEnd[Any]]:
     """All that carry gradients of the optimizer's parameters."""
     return [each for each in (*_models, *_optimizers) if _carries(each, optimizer)]

@@ -28,6 +28,7 @@ from psgc.torch.elastic.members import Attendance
 from psgc.torch.elastic.state import WHOSE, Beginning, Stateful, TrainingState
 from psgc.torch.optimizers.averaging import Distributed
 from psgc.torch.session import api
+from psgc.torch.session.uncompiled import uncompiled
 from psgc.torch.tensors.broadcast import broadcast_from_root
 from psgc.torch.tensors.sync_batch_norm import name_by_place
 from psgc.worker.session import Handover, Session
@@ -198,6 +199,7 @@ class Elastic(api.Member):
         after.move_to_end(self._updated.id, last=False)
         after.move_to_end(self._after.id)
 
+    @uncompiled
     def _before_step(self, _optimizer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """The means are there, and the optimizer is about to change parameters: wait for whoever reads them."""
         if any(callable(value) for value in (*args, *kwargs.values())):
@@ -217,11 +219,13 @@ class Elastic(api.Member):
             for group in self._optimizer.param_groups:
                 group["lr"] = group["lr"] * self._attendance.share
 
+    @uncompiled
     def _after_update(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
         for group, rate in zip(self._optimizer.param_groups, self._rates, strict=bool(self._rates)):
             group["lr"] = rate
         self._rates = []
 
+    @uncompiled
     def _after_step(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
         left_out = self._optimizer._psgc_updated > 0
         if self._followed:

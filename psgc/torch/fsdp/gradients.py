@@ -35,6 +35,7 @@ from psgc.torch.gradients.skips import Skips
 from psgc.torch.gradients.written import Written
 from psgc.torch.plans.choice import Choice
 from psgc.torch.plans.fusing import nbytes_of
+from psgc.torch.session.uncompiled import uncompiled
 from psgc.torch.state import saved
 from psgc.torch.tensors.buffers import Array, TensorsBuffer, dtype_name, staging_dtype, where_of
 from psgc.torch.tensors.sent import FilledBucket
@@ -94,8 +95,9 @@ class FsdpGradients(FrontEnd[FilledBucket]):
 
     @property
     def keeps_mean(self) -> bool:
-        return any(parameter.grad is not None for parameter in self.parameters.present())
+        return self.parameters.hold_gradients
 
+    @uncompiled
     def take(self, unit: int, gradients: torch.Tensor) -> None:
         """FSDP has summed this unit's gradients within the node. In autograd's thread. Returns once the mean is on its way, or there, if FSDP goes on to
         compute with it. Raises UsageError for gradients that psgc cannot average."""
@@ -208,6 +210,7 @@ class FsdpGradients(FrontEnd[FilledBucket]):
     def _look(self) -> None:
         """Before a step: see which parameters are trained now, and have all declared anew where that is not what was declared."""
         exchange, before = self.exchange, self._slices
+        self.settle()  # before it is seen what is trained now: the last result is of what was trained then
         self.parameters.look()
         if not exchange.declared:
             exchange.mean = not next((unit for unit in self._units if unit.pieces), self._units[0]).summed
@@ -221,8 +224,6 @@ class FsdpGradients(FrontEnd[FilledBucket]):
         """The first gradients of a step have come."""
         self._absent = []
         self.session.check()
-        if self.exchange.last.waits and not self.keeps_mean:
-            self.exchange.leave_to_script()
         self.exchange.begin()
 
     def _declare(self) -> None:

@@ -55,7 +55,7 @@ class Unit:
     names: Mapping[Any, str]
 
     @property
-    def _trained(self) -> list[Any]:
+    def trained(self) -> list[Any]:
         """FSDP's objects of the parameters that are trained now. A script may freeze some, and train others, between two steps."""
         return [each for each in self.state.fsdp_params if each.sharded_param.requires_grad]
 
@@ -63,13 +63,13 @@ class Unit:
     def pieces(self) -> list[tuple[str, tuple[int, ...]]]:
         """Of each parameter that is trained now the name, and the shape of a rank's slice, filled up to be equal on all ranks: so they follow one another in
         what FSDP reduces."""
-        return [(self.names[each], tuple(each.padded_sharded_param_size)) for each in self._trained]
+        return [(self.names[each], tuple(each.padded_sharded_param_size)) for each in self.trained]
 
     @property
     def whole(self) -> dict[str, Parameter]:
         """Of each parameter that is trained now, by name: its shape, and its pieces'. Raises UsageError for one that is not cut along its first dimension."""
-        shapes = {self.names[each]: tuple(each.sharded_param.shape) for each in self._trained}
-        for each in self._trained:
+        shapes = {self.names[each]: tuple(each.sharded_param.shape) for each in self.trained}
+        for each in self.trained:
             if any(
                 not placement.is_replicate() and not placement.is_shard(0) for placement in getattr(each.sharded_param, "placements", ())
             ):
@@ -96,7 +96,7 @@ class Unit:
     @property
     def dtype(self) -> torch.dtype:
         """What FSDP reduces its gradients in: its MixedPrecisionPolicy's, which another unit may have another of. Known from the first forward on."""
-        first = self._trained[0]
+        first = self.trained[0]
         found: torch.dtype = self.state._reduce_dtype or first.param_dtype or first.orig_dtype
         return found
 
@@ -174,7 +174,7 @@ class Unit:
         state = self.state
         if state._orig_dtype not in (None, gradients.dtype) or gradients.dtype not in _WHOLE or state.force_sum_reduction_for_comms:
             return True
-        each = self._trained
+        each = self.trained
         used = (one.sharded_param.grad is not None or getattr(one.sharded_param, "_post_accumulate_grad_hooks", None) for one in each)
         return any(one.offload_to_cpu for one in each) or any(used)
 
@@ -248,11 +248,13 @@ class ShardedParameters:
     def __init__(self, units: Sequence[Unit]) -> None:
         self._units = units
         self._known: dict[int, Any] = {}  # FSDP's object of a parameter, by the parameter's id
+        self._trained: list[Any] = []  # FSDP's objects of those that are trained in the step
         self.look()
 
     def look(self) -> None:
         """A step begins."""
         self._known = {id(each.sharded_param): each for unit in self._units for each in unit.state.fsdp_params}
+        self._trained = [each for unit in self._units for each in unit.trained]
 
     def knows(self, parameter: torch.Tensor) -> bool:
         found = self._known.get(id(parameter))
@@ -260,6 +262,13 @@ class ShardedParameters:
 
     def present(self) -> list[torch.Tensor]:
         return [parameter for unit in self._units for parameter in unit.everything]
+
+    @property
+    def hold_gradients(self) -> bool:
+        """Whether any p.grad that the last step was of holds something other than zeros here. What an earlier one left in a parameter that was frozen since is
+        no part of it. Replicas have the same in theirs, and see the same."""
+        grads = (each.sharded_param.grad for each in self._trained)
+        return any(grad is not None and bool(local(grad).any()) for grad in grads)
 
     def clear(self) -> None:
         """Let go of their gradients."""

@@ -15,6 +15,8 @@ from typing import Any, Final, TypeVar
 
 import torch
 
+from psgc.torch.session.uncompiled import uncompiled
+
 logger = logging.getLogger(__name__)
 Waiter = TypeVar("Waiter")
 # Whether this torch has both functions. If not, or if they fail, gradients are delivered by step(), as under late synchronization.
@@ -72,6 +74,7 @@ class _Callback:
     def __init__(self, end: BackwardEnd, waiter: Any, finish: Callable[[list[Any]], None]) -> None:
         self.end, self.waiter, self.finish = end, waiter, finish
 
+    @uncompiled
     def __call__(self) -> None:
         outer: Any = torch._C._current_autograd_node()
         if outer is None:
@@ -84,6 +87,7 @@ def _put_off(callback: _Callback, node: Any) -> None:
     """Queue the callback again with the outer graph, whose ``node`` runs the inner backward: the next node of that graph queues it."""
     handles: list[Any] = []
 
+    @uncompiled
     def queue_again(_gradients: object) -> None:
         if handles:
             _queue(callback)
@@ -101,6 +105,7 @@ class _Group:
     def __init__(self) -> None:
         self.callbacks: list[_Callback] = []
 
+    @uncompiled
     def __call__(self) -> None:
         callbacks, self.callbacks = self.callbacks, []
         for callback in callbacks:

@@ -21,6 +21,7 @@ from psgc.torch.gradients.exchange import GradientExchange
 from psgc.torch.gradients.front_end import FrontEnd
 from psgc.torch.plans.choice import Choice
 from psgc.torch.session.run_report import report_of
+from psgc.torch.session.uncompiled import uncompiled
 from psgc.torch.state import saved
 from psgc.torch.state.residuals import Kept, check_sizes
 from psgc.torch.tensors.declaring import spec_of
@@ -52,6 +53,7 @@ class _Held:
             torch.sub(parameter.detach().to("cpu", value.dtype), rounded(value, parameter.dtype), out=value)
 
     @torch.no_grad()
+    @uncompiled
     def check_untouched(self) -> None:
         """Raise UsageError for a parameter that has another value than the servers' had."""
         for name, parameter in self.parameters.items():
@@ -74,11 +76,13 @@ class Changes(FrontEnd[HeldBucket]):
         self._held: list[_Held] = []
         self._waiting = LayoutMemory()  # of parameters that are not held yet
 
+    @uncompiled
     def check_untouched(self) -> None:
         """Raise UsageError for a parameter that was changed since the last step."""
         for held in self._held:
             held.check_untouched()
 
+    @uncompiled
     def push(self) -> None:
         """The optimizer has stepped: exchange what that has changed for the servers' values."""
         for held in self._held:

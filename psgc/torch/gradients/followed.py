@@ -15,6 +15,7 @@ from psgc.errors import UsageError
 from psgc.layout import TensorSpec
 from psgc.torch.gradients.buckets import Gradient
 from psgc.torch.gradients.hooks import Follower, follow
+from psgc.torch.session.uncompiled import uncompiled
 
 CHANGED: Final = (
     "gradient of {name!r} was changed between backward and its synchronization, when it may be under way; change gradients (clipping, for instance) after "
@@ -103,6 +104,7 @@ class Followed:
         for gradient in self._gradients:
             gradient.mean.note_step()
 
+    @uncompiled
     def note_zeros(self) -> None:
         """zero_grad has left zeros instead of None."""
         for gradient in self._gradients:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from psgc.errors import UsageError
+from psgc.torch.session.uncompiled import uncompiled
 
 Parameters = Sequence[torch.Tensor]
 
@@ -96,12 +97,14 @@ class _Waiting:
         return _Waiting, ()
 
 
+@uncompiled
 def _before_forward(waits: _Waiting, module: torch.nn.Module, _inputs: Any) -> None:
     found = waits()
     if found is not None:
         found.before(module)
 
 
+@uncompiled
 def _before_state(waits: _Waiting, *_: Any) -> None:
     found = waits()
     if found is not None:

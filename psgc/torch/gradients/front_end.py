@@ -23,6 +23,7 @@ from psgc.torch.gradients.observer import UNOBSERVED
 from psgc.torch.gradients.skips import Skips
 from psgc.torch.plans.choice import Choice
 from psgc.torch.session import api
+from psgc.torch.session.uncompiled import uncompiled
 from psgc.torch.state import saved
 from psgc.torch.state.residuals import Kept, check_sizes
 from psgc.worker.session import Session
@@ -56,6 +57,7 @@ class FrontEnd(api.Member, Generic[B]):
         if self.exchange.last.waits and not self.keeps_mean:
             self.exchange.leave_to_script()
 
+    @uncompiled
     def end_step(self, applied: bool) -> None:
         """An optimizer has applied the last result, or it was not applied and is to be put back."""
         self.exchange.end_step(applied)

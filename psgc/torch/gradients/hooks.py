@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 
 from psgc.torch.gradients.buckets import Gradient
+from psgc.torch.session.uncompiled import uncompiled
 
 
 class Follower(Protocol):
@@ -41,12 +42,14 @@ def follow(follower: Follower, gradient: Gradient, index: int) -> object:
     return accumulator
 
 
+@uncompiled
 def _on_ready(follower: weakref.ref[Follower], index: int, parameter: torch.Tensor) -> None:
     found = follower()
     if found is not None and _followers.get(id(parameter), found) is found:
         found.ready(index)
 
 
+@uncompiled
 def _on_coming(follower: weakref.ref[Follower], index: int, gradients: object) -> None:
     found = follower()
     if found is not None and _followers.get(id(found.parameter(index)), found) is found:

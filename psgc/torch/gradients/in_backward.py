@@ -20,6 +20,7 @@ from psgc.torch.gradients.followed import LOST
 from psgc.torch.gradients.front_end import HookedFrontEnd, Parameters
 from psgc.torch.gradients.replays import Replays
 from psgc.torch.gradients.written import Written
+from psgc.torch.session.uncompiled import uncompiled
 
 
 class BackwardGradients(HookedFrontEnd):
@@ -89,6 +90,7 @@ class BackwardGradients(HookedFrontEnd):
                 self.watch()
             return counts and self.backwards.complete
 
+    @uncompiled
     def synchronize(self, by_hand: bool = False) -> None:
         """Send the remaining buckets, wait for the means, and store them in p.grad. Does nothing if no gradient has come since the last time. by_hand: where
         the last means are gone and all that p.grad holds was put there by hand, that is to be averaged."""
@@ -110,6 +112,7 @@ class BackwardGradients(HookedFrontEnd):
         self.watch()
         return not (self.synchronized or self.paused or self.backwards.lost)
 
+    @uncompiled
     def synchronize_each(self, apply: Callable[[Sequence[torch.Tensor]], None]) -> None:
         """Where it is due: the same, but ``apply`` is called with each bucket's parameters as soon as the mean is in their p.grad, while others travel."""
         exchange = self.exchange
@@ -154,11 +157,13 @@ class BackwardGradients(HookedFrontEnd):
         self.backwards.begin_step()
         self.synchronized = True
 
+    @uncompiled
     def end_step(self, applied: bool) -> None:
         super().end_step(applied)
         self.gradients.note_step()
         self.synchronized = False
 
+    @uncompiled
     def forget(self) -> None:
         """zero_grad is about to run: drop the accumulated gradients. Raises UsageError if some of them may be in flight."""
         with self._lock:

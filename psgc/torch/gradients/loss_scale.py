@@ -7,9 +7,12 @@ import weakref
 
 import torch
 
+from psgc.torch.session.uncompiled import uncompiled
+
 _latest: list[weakref.ref[torch.amp.GradScaler]] = []  # one, or none yet
 
 
+@uncompiled
 def note(scaler: torch.amp.GradScaler) -> None:
     """The scaler has scaled a loss."""
     if scaler.is_enabled():

@@ -31,6 +31,7 @@ from psgc.plan.inputs.profile import Profile
 from psgc.torch.gradients.buckets import GradientBucket
 from psgc.torch.gradients.exchange import GradientExchange
 from psgc.torch.gradients.observer import UNOBSERVED, Observer
+from psgc.torch.session.uncompiled import uncompiled
 from psgc.torch.tensors.rank_table import RankTable
 from psgc.worker.session import Session
 
@@ -187,7 +188,7 @@ def profile_model(
 
 
 def _hook(recorder: Recorder, name: str) -> Callable[[torch.Tensor], None]:
-    return lambda parameter: recorder.ready(name)
+    return uncompiled(lambda parameter: recorder.ready(name))
 
 
 def _profile(

@@ -33,6 +33,7 @@ from psgc.torch.plans.choice import Choice, refuse_asynchronous
 from psgc.torch.session import api
 from psgc.torch.session.backup import refuse_backup
 from psgc.torch.session.replaceable import refuse_replaceable
+from psgc.torch.session.uncompiled import uncompiled
 from psgc.torch.state.saved import MOMENTA
 from psgc.torch.tensors.codec_text import check_carries, codec_text
 
@@ -108,6 +109,7 @@ class FrozenVarianceAdam(Distributed):
         self._follow_schedule()
 
     @torch.no_grad()
+    @uncompiled
     def _psgc_apply(self, closure: Callable[[], Any] | None) -> Any:
         loss = None if closure is None else closure()
         if self._averages_gradients(self.steps):

@@ -17,6 +17,7 @@ from psgc.torch.optimizers.refusals import refuse_foreign
 from psgc.torch.optimizers.wrapping import become, named_parameters_of, refuse_copy, trained
 from psgc.torch.plans.choice import Choice
 from psgc.torch.session import api
+from psgc.torch.session.uncompiled import uncompiled
 from psgc.torch.tensors.held import held_dtype, one_way
 from psgc.worker.session import Session
 
@@ -99,6 +100,7 @@ class AsyncDistributed(torch.optim.Optimizer):
         with the next changes. Call it on every rank before the first step. Raises UsageError after it, and for what does not fit."""
         self._psgc_changes.go_on(states)
 
+    @uncompiled
     def _psgc_hold(self) -> None:
         """Have servers hold parameters that are new, or require a gradient only now. Waits until every rank does."""
         if self._psgc_changes.exchange.session.config.solo:

@@ -10,6 +10,7 @@ import torch
 
 from psgc.errors import UsageError
 from psgc.torch.gradients.in_backward import BackwardGradients
+from psgc.torch.session.uncompiled import uncompiled
 from psgc.torch.tensors.push_pull import push_pull_inplace
 
 
@@ -20,6 +21,7 @@ class Completing:
         self._gradients = gradients
         self._by_script = False
 
+    @uncompiled
     def complete(self) -> None:
         """Have every p.grad hold the mean. Raises UsageError where that was left to the script, which has not done it."""
         if not self._by_script:
@@ -32,6 +34,7 @@ class Completing:
         """Whether ``complete`` would send and receive."""
         return not self._by_script and self._gradients.due
 
+    @uncompiled
     def complete_begun(self) -> None:
         """The same for a step that is under way."""
         if self._gradients.exchange.last.begun:

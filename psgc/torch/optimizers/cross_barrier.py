@@ -35,6 +35,7 @@ from psgc.torch.plans.choice import Given, chosen
 from psgc.torch.session import api
 from psgc.torch.session.backup import refuse_backup
 from psgc.torch.session.replaceable import refuse_replaceable
+from psgc.torch.session.uncompiled import uncompiled
 from psgc.torch.tensors.broadcast import refuse_lbfgs
 
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
@@ -110,6 +111,7 @@ class CrossBarriered(torch.optim.Optimizer):
 
     __getstate__ = refuse_copy
 
+    @uncompiled
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Send what backward has not sent yet, and return: each parameter is updated before its layer's next forward."""
         if closure is not None:

@@ -23,6 +23,7 @@ from psgc.torch.optimizers.wrapping import refuse_copy
 from psgc.torch.session import api
 from psgc.torch.session.backup import refuse_backup
 from psgc.torch.session.replaceable import refuse_replaceable
+from psgc.torch.session.uncompiled import uncompiled
 from psgc.torch.state import saved
 from psgc.torch.state.residuals import Kept, check_sizes
 from psgc.torch.tensors.declaring import declaration, spec_of
@@ -114,6 +115,7 @@ class DeMo(torch.optim.Optimizer):
         self._buckets = FilledBucket.all_of(self._layout)
 
     @torch.no_grad()
+    @uncompiled
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Exchange this step's gradients through the momentum, and move every parameter by the sign of the sum."""
         loss = None

@@ -17,6 +17,7 @@ from psgc.torch.optimizers.averaging import Distributed
 from psgc.torch.optimizers.partial_step import PartialSteps
 from psgc.torch.optimizers.wrapping import become
 from psgc.torch.plans.choice import Choice
+from psgc.torch.session.uncompiled import uncompiled
 from psgc.worker.session import Session
 
 WHY: Final = "DistributedOptimizer(overlapped_step=True) updates each bucket's parameters when their mean is there"
@@ -60,6 +61,7 @@ class Overlapped(Distributed):
     step.hooked = True  # type: ignore[attr-defined]
 
     @Optimizer.profile_hook_step
+    @uncompiled
     def _psgc_step_by_bucket(self) -> None:
         updates = self._psgc_updates
         updates.keep_options()

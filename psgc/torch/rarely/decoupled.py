@@ -30,6 +30,7 @@ from psgc.torch.rarely.schedule import Schedule
 from psgc.torch.session import api
 from psgc.torch.session.backup import refuse_backup
 from psgc.torch.session.replaceable import refuse_replaceable
+from psgc.torch.session.uncompiled import uncompiled
 from psgc.torch.tensors.codec_text import codec_text, given_text
 from psgc.torch.tensors.held import held_dtype
 from psgc.torch.tensors.shards import refuse_pieces
@@ -177,6 +178,7 @@ class Decoupled:
                 part.residual[:] = one.numpy()
         self.steps = state["steps"]
 
+    @uncompiled
     def _stepped(self, optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any) -> None:
         """The inner optimizer has taken a step."""
         self._open()  # a step in the block, after finish()

@@ -29,6 +29,7 @@ from psgc.torch.rarely.schedule import Schedule
 from psgc.torch.session import api
 from psgc.torch.session.backup import refuse_backup
 from psgc.torch.session.replaceable import refuse_replaceable
+from psgc.torch.session.uncompiled import uncompiled
 from psgc.torch.state import saved
 from psgc.torch.tensors.broadcast import broadcast_parameters
 from psgc.torch.tensors.held import held_dtype, one_way
@@ -250,6 +251,7 @@ class DiLoCo:
         if self._front is not None:
             self._front.go_on(state["residuals"])
 
+    @uncompiled
     def _stepped(self, *_: Any) -> None:
         """The inner optimizer has taken a step; or a GradScaler has skipped it, on this rank and perhaps no other: it counts all the same."""
         self.steps += 1

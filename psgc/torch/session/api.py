@@ -26,6 +26,7 @@ from psgc.torch.session import ending, run_report, without_effect
 from psgc.torch.session.embedded import Embedded, await_services, forget_services, left_in_order
 from psgc.torch.session.exporting import export_figures, stop_exporting
 from psgc.torch.session.mesh import of_dimension
+from psgc.torch.session.uncompiled import uncompiled
 from psgc.worker.connect import open_session
 from psgc.worker.session import Session
 
@@ -280,6 +281,7 @@ def local_size() -> int:
     return _place().local_size
 
 
+@uncompiled
 def barrier() -> None:
     """Wait until every worker has called it as often as this one."""
     current_session().barrier()

@@ -13,6 +13,7 @@ import torch
 from psgc.errors import UsageError
 from psgc.layout import BucketSpec, Declaration
 from psgc.torch.session import api
+from psgc.torch.session.uncompiled import uncompiled
 from psgc.torch.tensors.codec_text import CodecGiven, codec_text
 from psgc.torch.tensors.declaring import declaration, spec_of
 from psgc.torch.tensors.sent import TensorExchange
@@ -21,6 +22,7 @@ from psgc.worker.session import Session
 _exchanges: WeakKeyDictionary[Session, dict[str, tuple[Declaration, TensorExchange]]] = WeakKeyDictionary()
 
 
+@uncompiled
 def reduce(
     tensors: Sequence[torch.Tensor], groups: Sequence[Sequence[int]], name: str, average: bool = True, compression: CodecGiven = None
 ) -> None:

@@ -20,6 +20,7 @@ from psgc.errors import UsageError
 from psgc.layout import Declaration, TensorSpec
 from psgc.torch.session import api
 from psgc.torch.session.replaceable import refuse_replaceable
+from psgc.torch.session.uncompiled import uncompiled
 from psgc.torch.tensors import plain
 from psgc.torch.tensors.apart import put_tensors, take_tensors
 from psgc.torch.tensors.buffers import TensorsBuffer
@@ -44,6 +45,7 @@ _calls: WeakKeyDictionary[Session, Counter[str]] = WeakKeyDictionary()  # by cal
 _known: WeakKeyDictionary[Session, dict[str, list[Any]]] = WeakKeyDictionary()  # see ``_number``
 
 
+@uncompiled
 def broadcast_parameters(params: NamedTensors, root_rank: int = 0, prefix: str = "Parameter.") -> None:
     """Overwrite every tensor with the root's. Between nodes only those travel that are not the same on all ranks, bit for bit.
 
@@ -67,6 +69,7 @@ def broadcast_parameters(params: NamedTensors, root_rank: int = 0, prefix: str =
     broadcast_tensors(named, root_rank, prefix)
 
 
+@uncompiled
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer, root_rank: int = 0, prefix: str = "Parameter.", allow_pickle: bool = False
 ) -> None:
@@ -147,6 +150,7 @@ def broadcast_from_root(model: torch.nn.Module, optimizer: torch.optim.Optimizer
     _broadcast_optimizer(session, optimizer, 0, prefix, False)
 
 
+@uncompiled
 def broadcast_object(obj: Any = None, root_rank: int = 0, name: str | None = None, allow_pickle: bool = False) -> Any:
     """The root's object on every rank; what the others pass does not matter. The root gets its own object back.
 
@@ -225,6 +229,7 @@ def _checked_root(root_rank: int) -> Session:
     return session
 
 
+@uncompiled
 def broadcast_tensors(named: Sequence[tuple[str, torch.Tensor]], root_rank: int, prefix: str, *, compare: bool = True) -> None:
     """As ``broadcast_parameters``, where all ranks are known to name the same root. compare: False, on every rank, for what nearly always differs."""
     session = _checked_root(root_rank)

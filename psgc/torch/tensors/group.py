@@ -15,6 +15,7 @@ import torch
 from psgc.errors import UsageError
 from psgc.layout import Declaration
 from psgc.torch.session import api
+from psgc.torch.session.uncompiled import uncompiled
 from psgc.torch.tensors.buffers import contiguous_copy, resolved
 from psgc.torch.tensors.codec_text import CodecGiven, codec_text
 from psgc.torch.tensors.declaring import declaration, spec_of
@@ -26,6 +27,7 @@ UNNAMED: Final = "group"
 _exchanges: WeakKeyDictionary[Session, dict[str, tuple[Declaration, TensorExchange]]] = WeakKeyDictionary()
 
 
+@uncompiled
 def push_pull_group(
     tensors: Sequence[torch.Tensor], average: bool = True, name: str | None = None, compression: CodecGiven = None
 ) -> list[torch.Tensor]:
@@ -97,6 +99,7 @@ def set_num_grads(number: int) -> None:
         counter.grads, counter.count = number, 0
 
 
+@uncompiled
 def push_pull_group_sync_inplace(
     tensor: torch.Tensor, average: bool = True, name: str | None = None, version: int = 0, priority: int = 0
 ) -> tuple[int, int]:

@@ -21,6 +21,7 @@ from psgc.errors import CodecError, UsageError
 from psgc.layout.update_rule import UpdateRule
 from psgc.torch.session import api
 from psgc.torch.session.replaceable import refuse_replaceable
+from psgc.torch.session.uncompiled import uncompiled
 from psgc.torch.tensors.codec_text import given_text
 from psgc.torch.tensors.declaring import declaration, spec_of
 from psgc.torch.tensors.held_alone import HeldAlone
@@ -173,6 +174,7 @@ class HeldTensors(api.Member):
     def session(self) -> Session:
         return self._session
 
+    @uncompiled
     def push_pull(self, changes: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Push a change of each tensor (of those that are left out, zeros), and wait for the values with it. Returns ``values``. changes: by name, of the
         tensors' shapes, and of dtypes that become theirs without losing a fraction or an imaginary part; of any device. Raises UsageError for others, and
@@ -180,6 +182,7 @@ class HeldTensors(api.Member):
         self.push(changes)
         return self.take()
 
+    @uncompiled
     def push(self, changes: Mapping[str, torch.Tensor]) -> None:
         """As ``push_pull``, but without the wait: until ``take`` has returned, ``values`` is psgc's to write to."""
         unknown = [key for key in changes if key not in self.values]
@@ -202,6 +205,7 @@ class HeldTensors(api.Member):
                 self._alone.apply(key, value, change)
         self._leave(pull=False)
 
+    @uncompiled
     def take(self) -> dict[str, torch.Tensor]:
         """Wait for the values that answer the last ``push``. Returns ``values``. Raises JobFailed."""
         self._session.wait([bucket.ticket for bucket in self.buckets if bucket.ticket is not None])

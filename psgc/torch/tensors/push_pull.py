@@ -17,6 +17,7 @@ import torch
 from psgc.errors import CodecError, UsageError
 from psgc.layout import MAX_PRIORITY, Declaration, TensorSpec, build_layout
 from psgc.torch.session import api, speed, without_effect
+from psgc.torch.session.uncompiled import uncompiled
 from psgc.torch.tensors.buffers import TensorsBuffer, contiguous_copy, dtype_name, resolved, shape_of, staging_dtype
 from psgc.torch.tensors.byteps_options import options_text, seed_among
 from psgc.torch.tensors.codec_text import CodecGiven, codec_text
@@ -74,6 +75,7 @@ class _Handles:
 _handles = _Handles()
 
 
+@uncompiled
 def push_pull_async(
     tensor: torch.Tensor, average: bool = True, name: str | None = None, version: int = 0, priority: int = 0,
     compression: CodecGiven = None,
@@ -96,6 +98,7 @@ def push_pull_async(
     return _start(declared, contiguous_copy(tensor), priority)
 
 
+@uncompiled
 def push_pull_async_inplace(
     tensor: torch.Tensor, average: bool = True, name: str | None = None, version: int = 0, priority: int = 0,
     compression: CodecGiven = None,
@@ -109,6 +112,7 @@ def push_pull_async_inplace(
     return _start(declared, tensor, priority)
 
 
+@uncompiled
 def push_pull(
     tensor: torch.Tensor, average: bool = True, name: str | None = None, version: int = 0, priority: int = 0, compression: CodecGiven = None
 ) -> torch.Tensor:
@@ -121,6 +125,7 @@ def push_pull(
     return _result(push_pull_async(tensor, average, name, version, priority, compression))
 
 
+@uncompiled
 def push_pull_inplace(
     tensor: torch.Tensor, average: bool = True, name: str | None = None, version: int = 0, priority: int = 0, compression: CodecGiven = None
 ) -> torch.Tensor:
@@ -128,6 +133,7 @@ def push_pull_inplace(
     return _result(push_pull_async_inplace(tensor, average, name, version, priority, compression))
 
 
+@uncompiled
 def poll(handle: int) -> bool:
     """Whether ``synchronize(handle)`` would return the result at once. Raises UsageError for a handle that is unknown or has been synchronized, as BytePS
     raises an error."""
@@ -135,6 +141,7 @@ def poll(handle: int) -> bool:
     return ticket is None or ticket.done
 
 
+@uncompiled
 def synchronize(handle: int) -> torch.Tensor | None:
     """Wait for a push_pull and return its result; the handle is used up. As BytePS's, returns None for a handle that has been synchronized before. Raises
     UsageError for one that no push_pull has given."""
@@ -155,6 +162,7 @@ def _result(handle: int) -> torch.Tensor:
     return under_way.output
 
 
+@uncompiled
 def declare(name: str, compression: CodecGiven = None, **options: Any) -> int:
     """Say how a name's tensor travels from its next push_pull on, where that call names no codec itself; returns 0, as BytePS's does. No name needs to be
     declared, and the order of declarations does not matter. options: BytePS's (``byteps_compressor_type="onebit"``, ...).
@@ -217,6 +225,7 @@ class _PushPull(torch.autograd.Function):
         return _result(push_pull_async(tensor, average, name, version, priority, compression))
 
     @staticmethod
+    @uncompiled
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None, None]:
         mean = push_pull(grads[0], ctx.average, f"{ctx.name}.backward", ctx.version, ctx.priority, ctx.compression)
         return mean, None, None, None, None, None

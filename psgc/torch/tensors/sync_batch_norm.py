@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from psgc.torch.session import api
+from psgc.torch.session.uncompiled import uncompiled
 from psgc.torch.tensors.push_pull import push_pull
 
 
@@ -40,7 +41,7 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
             return super().forward(input)
         mean, variance, count = self._statistics(input)
         if self.track_running_stats:
-            self._follow(mean.detach(), variance.detach(), float(count))
+            self._follow(mean.detach(), variance.detach(), count)
         shape = [1, -1, *[1] * (input.dim() - 2)]
         scale = torch.rsqrt(variance + self.eps)
         scale = scale if self.weight is None else scale * self.weight
@@ -67,16 +68,18 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
         mean = first / count
         return mean.to(wide.dtype), (second / count - mean.square()).clamp_min(0).to(wide.dtype), count.detach()
 
+    @uncompiled
     def _name(self) -> str:
         """By the number of layers that have run before for the first time: the same on all ranks that begin together."""
         if not self._psgc_name:
             self._psgc_name = f"SyncBatchNorm.{api.next_number(api.current_session(), 'SyncBatchNorm')}"
         return self._psgc_name
 
+    @uncompiled  # the count, which is all ranks', is a number there
     @torch.no_grad()
-    def _follow(self, mean: torch.Tensor, variance: torch.Tensor, count: float) -> None:
+    def _follow(self, mean: torch.Tensor, variance: torch.Tensor, of: torch.Tensor) -> None:
         """Update the running statistics, the variance's without bias. As in torch, any of them may have been set to None."""
-        batches = 0.0
+        batches, count = 0.0, float(of)
         if self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
             batches = float(self.num_batches_tracked) if self.momentum is None else 0.0
