@@ -20,6 +20,7 @@ class ModelParameters:
         self.by, self.names = by, list(names.values())
         self._parameters = [weakref.ref(parameter) for parameter in names]
         self._indices = {id(parameter): index for index, parameter in enumerate(names)}
+        self._trained = self._parameters  # those that required a gradient when the last result came
 
     def knows(self, parameter: torch.Tensor) -> bool:
         index = self._indices.get(id(parameter))
@@ -39,10 +40,16 @@ class ModelParameters:
         for parameter in self.present():
             parameter.grad = None
 
+    def note_trained(self) -> None:
+        """A result is there."""
+        self._trained = [reference for reference in self._parameters if (parameter := reference()) is not None and parameter.requires_grad]
+
     @property
     def hold_gradients(self) -> bool:
-        """Whether any p.grad holds something other than zeros."""
-        return any(parameter.grad is not None and bool(parameter.grad.any()) for parameter in self.present())
+        """Whether any p.grad that the last result was of holds something other than zeros. What an earlier one left in a parameter that was frozen since is no
+        part of it."""
+        trained = (parameter for reference in self._trained if (parameter := reference()) is not None)
+        return any(parameter.grad is not None and bool(parameter.grad.any()) for parameter in trained)
 
     def index(self, parameter: torch.Tensor) -> int:
         """Raises UsageError for one that was not there when DDP wrapped the model."""
@@ -85,6 +92,7 @@ class NextBackward:
         """A result is there: where no backward was, this rank has run out of batches, and the others step."""
         if not self.came:
             self._last.end(applied=True)
+        self._model.note_trained()
         self.adds_up, self.came = None, not self._watched
 
 
