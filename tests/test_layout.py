@@ -98,6 +98,19 @@ def test_parts_are_cut_at_blocks_and_carry_no_less_than_the_least_payload(made: 
             assert small_enough or scheme.push_bound(half) < MIN_PART_PAYLOAD_BYTES, "no larger than asked for, unless it must be"
 
 
+@pytest.mark.parametrize("codec", ["demo:k=32,beta=0.999", "sparseloco", "topk:k=0.01/relay"])
+@pytest.mark.parametrize("kind", ["adhoc", "plan"])
+@pytest.mark.parametrize("workers", [4, 16])
+def test_what_servers_forward_to_everyone_is_spread_over_them_however_small_what_is_pushed(codec: str, kind: Any, workers: int) -> None:
+    tensors = (TensorSpec("t", (1_700_000,), "float32"),)
+    layout = build_layout(Declaration("m", kind, tensors, codec, True), layout_id=1, servers=workers, workers=workers)
+    held = Counter[int]()
+    for bucket in layout.buckets:
+        for part in bucket.parts:
+            held[part.server] += part.numel
+    assert max(held.values()) <= 1_700_000 * 2 / workers, "a server sends so many times what it receives"
+
+
 @given(layouts())
 def test_nothing_is_fused_across_groups_or_dtypes_nor_beyond_the_size_asked_for(made: Any) -> None:
     declaration, _, _, layout = made

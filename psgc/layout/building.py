@@ -11,6 +11,7 @@ import numpy as np
 
 from psgc.codecs import BLOCK, BucketContext, Scheme, parse_scheme
 from psgc.codecs.codec import MAX_PART
+from psgc.codecs.relay import RelayCodec
 from psgc.codecs.scheme import PairScheme
 from psgc.errors import CodecError, UsageError
 from psgc.layout.byteps_hash import HashPlacement
@@ -60,14 +61,20 @@ MOST_AWAITED_PARTS: Final = 64
 
 def part_numel(scheme: Scheme, dtype: str, part_bytes: int, rate: int = 0) -> int:
     """Elements in a full part, a multiple of BLOCK: ``part_bytes`` of the tensor, but at least MIN_PART_PAYLOAD_BYTES of payload if a part can have
-    that much. rate: bytes a second of the slowest connection, 0 for unlimited; the part is halved until none of its messages takes longer than
+    that much; of an answer that carries every rank's payload, that is the larger of the two. rate: bytes a second of the slowest connection, 0 for unlimited; the part is halved until none of its messages takes longer than
     MOST_PART_S on it. Halving makes slightly different measured rates give the same parts."""
     blocks = max(1, part_bytes // ITEM_BYTES[dtype] // BLOCK)
-    while 2 * blocks * BLOCK <= MAX_PART and scheme.push_bound(blocks * BLOCK) < MIN_PART_PAYLOAD_BYTES:
+    bound = _message_bound if _relayed(scheme) else Scheme.push_bound
+    while 2 * blocks * BLOCK <= MAX_PART and bound(scheme, blocks * BLOCK) < MIN_PART_PAYLOAD_BYTES:
         blocks *= 2
     while rate and blocks > 1 and _message_bound(scheme, blocks * BLOCK) > MOST_PART_S * rate:
         blocks = -(-blocks // 2)
     return blocks * BLOCK
+
+
+def _relayed(scheme: Scheme) -> bool:
+    """Whether servers forward every rank's payload: a server sends so many times what it receives, so that its share must not be larger than the others'."""
+    return any(isinstance(round_.pair.pull, RelayCodec) for round_ in scheme.rounds(BLOCK))
 
 
 def _message_bound(scheme: Scheme, numel: int) -> int:
@@ -339,15 +346,23 @@ def _fused(declaration: Declaration, members: tuple[int, ...], number: int) -> B
 
 def _most_part_bytes(declaration: Declaration, servers: int) -> int:
     """Most bytes of a tensor in one part, if no plan cuts it: ``part_bytes``, halved until a server has PARTS_ON_A_SERVER parts of a model's gradients, or
-    PARTS_ON_ONE_OF_MANY if there are many servers."""
+    PARTS_ON_ONE_OF_MANY if there are many servers. By a codec whose payloads servers forward, so are any tensors'."""
     most = declaration.part_bytes
-    if declaration.kind in OF_MODELS and servers:
+    if servers and (declaration.kind in OF_MODELS or _forwards(declaration)):
         many = servers >= MANY_SERVERS
         parts, least = (PARTS_ON_ONE_OF_MANY, LEAST_SHARE_OF_MANY_BYTES) if many else (PARTS_ON_A_SERVER, LEAST_SHARE_BYTES)
         share = sum(tensor.numel * ITEM_BYTES[tensor.dtype] for tensor in declaration.tensors) // (parts * servers)
         while most > share and most // 2 >= least:
             most //= 2
     return most
+
+
+def _forwards(declaration: Declaration) -> bool:
+    context = BucketContext(declaration.tensors[0].dtype, 1, declaration.mean, ()) if declaration.tensors else None
+    try:
+        return context is not None and _relayed(parse_scheme(declaration.codec, context))
+    except CodecError:
+        return False  # ``_sliced`` names the tensor
 
 
 def _load(scheme: Scheme, numel: int, rate: int, contributing: float) -> Load:
