@@ -60,9 +60,9 @@ MOST_AWAITED_PARTS: Final = 64
 
 
 def part_numel(scheme: Scheme, dtype: str, part_bytes: int, rate: int = 0) -> int:
-    """Elements in a full part, a multiple of BLOCK: ``part_bytes`` of the tensor, but at least MIN_PART_PAYLOAD_BYTES of payload if a part can have
-    that much; of an answer that carries every rank's payload, that is the larger of the two. rate: bytes a second of the slowest connection, 0 for unlimited; the part is halved until none of its messages takes longer than
-    MOST_PART_S on it. Halving makes slightly different measured rates give the same parts."""
+    """Elements in a full part, a multiple of BLOCK: ``part_bytes`` of the tensor, but at least MIN_PART_PAYLOAD_BYTES of payload if a part can have that much;
+    where the answer carries every rank's payload, of the answer. rate: bytes a second of the slowest connection, 0 for unlimited; the part is halved until none
+    of its messages takes longer than MOST_PART_S on it. Halving makes slightly different measured rates give the same parts."""
     blocks = max(1, part_bytes // ITEM_BYTES[dtype] // BLOCK)
     bound = _message_bound if _relayed(scheme) else Scheme.push_bound
     while 2 * blocks * BLOCK <= MAX_PART and bound(scheme, blocks * BLOCK) < MIN_PART_PAYLOAD_BYTES:
