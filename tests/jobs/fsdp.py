@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import checkpoint as dcp
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
@@ -68,12 +69,14 @@ class Block(nn.Module):
 
 def model_on(mesh: DeviceMesh, precision: str, how: str = "plain") -> nn.Sequential:
     """precision: "mixed": that of one unit is another. how: "summed": FSDP divides by 1, and not by the number of ranks; "together": the last two modules
-    are one unit; "deferred": on the meta device."""
+    are one unit; "deferred": on the meta device; "rewrapped": its blocks are computed again in backward."""
     torch.manual_seed(0)
     with torch.device("meta" if how == "deferred" else "cpu"):
         model = nn.Sequential(nn.Linear(32, WIDTH), Block(), Block(), nn.Linear(WIDTH, 7))
     policy = POLICIES.get(precision, MixedPrecisionPolicy())
     offload = CPUOffloadPolicy(pin_memory=False) if how == "offloaded" else OffloadPolicy()
+    if how == "rewrapped":
+        model[1], model[2] = checkpoint_wrapper(model[1]), checkpoint_wrapper(model[2])
     for number, block in enumerate(model[1:3]):
         own = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16) if precision == "mixed" and number else policy
         fully_shard(block, mesh=mesh, mp_policy=own, offload_policy=offload)
@@ -168,10 +171,10 @@ def norm(model: nn.Module) -> float:
     return float(found.full_tensor())
 
 
-def resumed(mesh: DeviceMesh, codec: str, forget: bool) -> str:
-    """As ``train`` plainly, but half of the steps on one model, and half on another that goes on from its state."""
+def resumed(mesh: DeviceMesh, codec: str, forget: bool = False, how: str = "plain") -> str:
+    """As ``train`` plainly, but half of the steps on one model, and half on another, made as ``how`` says, that goes on from its state."""
     draw = torch.Generator().manual_seed(1 + dist.get_rank())
-    first, second = model_on(mesh, "fp32"), model_on(mesh, "fp32")
+    first, second = model_on(mesh, "fp32"), model_on(mesh, "fp32", how)
     optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=True) for model in (first, second)]
     hooks = [psgc.fsdp_hook(model, codec) for model in (first, second)]
     steps(first, optimizers[0], draw, STEPS // 2, "plain")
@@ -279,7 +282,8 @@ def main() -> None:
             hook = psgc.fsdp_hook(model, given_for(codec, model))
             print(f"{codec} {how} {train(model, how)}", flush=True)
             if how == "resumed":
-                print(f"{codec} went-on {resumed(mesh['shard'], codec, forget=False)}", flush=True)
+                print(f"{codec} went-on {resumed(mesh['shard'], codec)}", flush=True)
+                print(f"{codec} rewrapped {resumed(mesh['shard'], codec, how='rewrapped')}", flush=True)
                 print(f"{codec} forgot {resumed(mesh['shard'], codec, forget=True)}", flush=True)
             if how == "moved":
                 print(

@@ -15,7 +15,7 @@ FROZEN = ("thaws", "thaws-part", "freezes-part", "freezes", "by-turns")
 SKIPS = "skips"
 GUARDED = ("guarded", "guarded-zeros", "guarded-frozen")
 BEFORE = ("deferred", "evaluated")  # the hook: a model without memory, a forward without a backward
-RESUMED = ("resumed", "went-on", "forgot")
+RESUMED = ("resumed", "went-on", "rewrapped", "forgot")
 
 
 def lines(job: Any, *arguments: str, **env: str) -> dict[tuple[str, str], list[list[str]]]:
@@ -143,6 +143,7 @@ def test_a_bad_step_that_is_thrown_away_does_not_come_back_however_gradients_are
 def test_a_model_that_goes_on_from_a_state_takes_what_codecs_kept_along(make_job: Callable[..., Any], servers: int) -> None:
     found = lines(make_job(nodes=4, servers=servers), "--hows", "resumed", "--codecs", "onebit")
     assert found["onebit", "went-on"] == found["onebit", "resumed"] != found["onebit", "forgot"]
+    assert found["onebit", "rewrapped"] == found["onebit", "resumed"], "checkpoint_wrapper changes no name"
 
 
 def test_what_codecs_kept_goes_on_on_another_mesh(make_job: Callable[..., Any]) -> None:

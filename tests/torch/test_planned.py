@@ -68,6 +68,16 @@ def test_gradients_travel_in_the_plans_buckets_and_come_to_the_same(ranks: Any, 
     assert ranks.run(2, train, fuse_bytes=0) == plain
 
 
+@pytest.mark.parametrize("wrapper", ["_orig_mod", "_checkpoint_wrapped_module"])
+def test_a_plan_is_of_the_same_model_whatever_wrappers_are_in_it(ranks: Any, tmp_path: Path, wrapper: str) -> None:
+    """torch.compile and torch's checkpoint_wrapper put themselves into names."""
+    document = json.loads(json.dumps(WHOLE).replace("0.", f"0.{wrapper}."))
+    assert "0.bias" not in json.dumps(document)
+    plain = ranks.run(2, train)
+    assert ranks.run(2, train, plan=written(tmp_path / "p", document)) == plain
+    assert {(step.bucket, step.tensors) for step in ranks.steps} == {(0, ("0.bias",)), (1, ("1.bias", "0.weight")), (2, ("1.weight",))}
+
+
 def test_the_layout_that_was_used_is_written_as_a_plan_which_gives_it_again(ranks: Any, tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     ranks.run(2, train, layout_out=str(first), fuse_bytes=60)

@@ -40,6 +40,7 @@ def states_of(mesh: list[list[int]]) -> list[dict[str, Any]]:
                 states[rank]["memories"]["g"][f"{name}@{shard}"] = {
                     "residual": torch.from_numpy(values),
                     "velocity": torch.from_numpy(2 * values),
+                    "factors": torch.ones(4),
                 }
                 if place == shard % len(ranks):
                     states[rank]["servers"]["g"][f"{name}@{shard}"] = torch.from_numpy(values / 3)
@@ -70,6 +71,7 @@ def test_the_mean_stays_and_each_rank_gets_its_own_slices(before: str, after: st
         kept = resharded(states, "g", old, new, rank, parameters)
         shard = next(number for number, ranks in enumerate(new) if rank in ranks)
         assert set(kept.tensors) == {f"{name}@{shard}" for name in SHAPES}
+        assert all(memory.factors is None for memory in kept.tensors.values()), "PowerSGD's Q is of slices that are gone"
         fields = {
             name: {"residual": torch.from_numpy(memory.residual), "velocity": torch.from_numpy(memory.velocity)}
             for name, memory in kept.tensors.items()

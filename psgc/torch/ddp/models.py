@@ -22,6 +22,7 @@ from psgc.torch.ddp.gradients import DdpGradients
 from psgc.torch.gradients.linearity import CodecAdvice
 from psgc.torch.plans.choice import Choice
 from psgc.torch.session import api
+from psgc.torch.tensors.declaring import plain_name
 from psgc.worker.part_session import PartSession
 from psgc.worker.session import Session
 
@@ -72,7 +73,7 @@ class HookedModels:
         SERVED.add(wrapper)
         if getattr(wrapper, "skip_all_reduce_unused_params", False):
             raise UsageError("psgc needs all of DDP's buckets in every step: leave skip_all_reduce_unused_params out")
-        names = {p: name.replace("_orig_mod.", "") for name, p in wrappers.reduced(wrapper).items()}  # torch.compile puts it there
+        names = {p: plain_name(name) for name, p in wrappers.reduced(wrapper).items()}
         for gradients in self.all:
             if gradients.parameters.are(names):
                 return gradients

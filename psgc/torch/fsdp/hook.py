@@ -83,8 +83,8 @@ class FsdpHook:
 
     def load_residual_state_dict(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Go on from ``residual_state_dict()``: this rank's own in a job with the same mesh, bit for bit; or a list of all ranks', where there are other
-        shards or nodes now: then the mean of what is kept stays what it was. Call it on every rank, between two steps. Raises UsageError for what does not fit.
-        """
+        shards or nodes now: then the mean of what is kept stays what it was, and PowerSGD's Q begins anew. Call it on every rank, between two steps. Raises
+        UsageError for what does not fit."""
         self._gradients.go_on(states)
 
     def needed_of_mesh(self, mesh: Sequence[Sequence[int]]) -> tuple[set[int], set[int]] | None:

@@ -13,6 +13,7 @@ from psgc.errors import UsageError
 from psgc.plan.model.options import is_program
 from psgc.plan.model.plan import Plan, PlannedBucket, pushes
 from psgc.plan.planfile.runtime import device_of
+from psgc.torch.tensors.declaring import plain_name
 
 Option = tuple[str, ...]
 
@@ -28,7 +29,7 @@ class Way(NamedTuple):
 def ways_of(plan: Plan, units: Mapping[str, Sequence[tuple[str, int]]], servers: int) -> dict[str, Way]:
     """By unit. units: by name, the names of their parameters in the model, and how many elements of each are on a rank. Raises UsageError for a plan of other
     parameters, for stages within nodes, which are FSDP's, and for servers that the job lacks."""
-    bucket_of = {name: bucket for bucket in plan.buckets for name in bucket.tensors}
+    bucket_of = {plain_name(name): bucket for bucket in plan.buckets for name in bucket.tensors}
     names = {name for parameters in units.values() for name, _ in parameters}
     for one, other, what in (
         (names, bucket_of.keys(), "the plan lacks"),

@@ -3,6 +3,7 @@
 A rank's residual of a slice has the weight 1 / R in the mean over the slice's R replicas, a server's residual the weight 1. So the slices of each old replica
 are put together to whole parameters and cut anew, and new replica r of R' gets R' / R times the sum of those old ones that fall to it (old r mod R' = r; where
 R' > R, those that share one split it evenly). What the servers kept goes to the first new replica. The mean of all that is kept stays what it was.
+PowerSGD's Q is of the old slices, and begins anew.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPM
 
 from psgc.errors import UsageError
 from psgc.torch.fsdp.reshard import Parameter
+from psgc.torch.tensors.declaring import plain_name
 from psgc.torch.tensors.shards import check_replicated, local, reshard, sharding_modules
 from psgc.worker.part_session import PartSession
 from psgc.worker.session import Session
@@ -213,7 +214,7 @@ def units_of(model: torch.nn.Module) -> list[Unit]:
     """The model's, in its order, also those that are frozen now. Raises UsageError where all are, and for units that psgc cannot serve."""
     found: list[Unit] = []
     reshard(sharding_modules(model))  # after a forward without a backward, modules may have their whole parameters still
-    names = {parameter: name.replace("_orig_mod.", "") for name, parameter in model.named_parameters()}
+    names = {parameter: plain_name(name) for name, parameter in model.named_parameters()}
     for name, module in model.named_modules():
         if not hasattr(module, "set_all_reduce_hook"):
             continue
@@ -229,7 +230,7 @@ def units_of(model: torch.nn.Module) -> list[Unit]:
             each for each in states if not any(unit.state is each for unit in found)
         ]  # several modules may be one unit: fully_shard([a, b])
         units = [
-            Unit(module, name.replace("_orig_mod.", "") or "model", each, {one: names[one.sharded_param] for one in each.fsdp_params})
+            Unit(module, plain_name(f"{name}.")[:-1] or "model", each, {one: names[one.sharded_param] for one in each.fsdp_params})
             for each in states
         ]
         found += [unit for unit in units if unit.state.fsdp_params]

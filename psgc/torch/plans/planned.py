@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from psgc.errors import CodecError, UsageError
@@ -14,6 +15,7 @@ from psgc.plan.planfile.by_shape import Matched, matched
 from psgc.plan.planfile.runtime import plan_of, planned_buckets
 from psgc.torch.plans.choice import end_everywhere
 from psgc.torch.session.run_report import run_logger
+from psgc.torch.tensors.declaring import plain_name
 from psgc.worker.session import Session
 
 logger = logging.getLogger(__name__)
@@ -21,15 +23,22 @@ TRACED_PLAN, TRACED_PROFILE, TRACED_CLUSTER = "plan.json", "profile.json", "clus
 
 
 def of_model(plan: Plan, tensors: Sequence[TensorSpec], session: Session) -> Plan:
-    """The plan with this model's names, if it was made from a trace, which has none. Where its tensors are not this model's, every rank ends with a line that
-    names the first that does not match; a process that is alone raises UsageError with that line."""
+    """The plan with this model's names, if it was made from a trace, which has none, or of the model with other wrappers in it
+    (``plain_name``). Where its tensors are not this model's, every rank ends with a line that names the first that does not match; a process that is alone
+    raises UsageError with that line."""
     try:
-        found = matched(plan, tensors)
+        found = matched(_named_as(tensors, plan), tensors)
     except UsageError as error:
         end_everywhere(session, error, of_this_rank=False)
     if found.plan is not plan and session.rank == 0:
         run_logger.info("%s", _told(found))
     return found.plan
+
+
+def _named_as(tensors: Sequence[TensorSpec], plan: Plan) -> Plan:
+    own = {plain_name(tensor.name): tensor.name for tensor in tensors}
+    buckets = tuple(replace(one, tensors=tuple(own.get(plain_name(name), name) for name in one.tensors)) for one in plan.buckets)
+    return plan if buckets == plan.buckets else replace(plan, buckets=buckets)
 
 
 def _told(found: Matched) -> str:

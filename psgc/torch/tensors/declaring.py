@@ -12,6 +12,13 @@ from psgc.torch.tensors.buffers import dtype_name, shape_of
 from psgc.worker.session import Session
 
 
+def plain_name(name: str) -> str:
+    """Of a parameter or module, without what torch.compile and torch's checkpoint_wrapper put into it: with them or without, it is the same model's."""
+    for wrapper in ("_orig_mod.", "_checkpoint_wrapped_module."):
+        name = name.replace(wrapper, "")
+    return name
+
+
 def spec_of(tensor: torch.Tensor, name: str, what: str, group: int = 0) -> TensorSpec:
     """As it travels: of a complex tensor, its real and imaginary parts. Raises UsageError, naming ``what``, for what psgc does not carry, and for what is no
     tensor."""
