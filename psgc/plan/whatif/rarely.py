@@ -13,7 +13,6 @@ measured of their losses. Each GPU exchanges for itself, as psgc.DiLoCo, DeMo an
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -78,7 +77,7 @@ def rarely(timed: Timed, cluster: Cluster, codecs: Sequence[str]) -> list[Candid
     found = [_in_fragments("local", exchange, codec, times, 1, 0), _in_fragments("stream", exchange, codec, times, FRAGMENTS, DELAY)]
     found.append(_relayed("sparse", SPARSELOCO, timed.profile, cluster))
     if cluster.gpus_per_node == 1 and cluster.nodes > 1:
-        found.append(_around_a_syncer(timed.profile, cluster))
+        found += _around_a_syncer(timed.profile, cluster)
     return [*found, _demo(timed.profile, cluster)]
 
 
@@ -142,12 +141,13 @@ def _demo(profile: Profile, cluster: Cluster) -> Candidate:
     return Candidate("demo", "infrequent", DEMO.bytes_per_element, None, "estimated", iteration_us, 1.0, runs=PSGC)
 
 
-def _around_a_syncer(profile: Profile, cluster: Cluster) -> Candidate:
-    """Computing alone, with the fewest steps in which all learners' pushes, or what comes back, pass its link, however many: a push stays till then."""
+def _around_a_syncer(profile: Profile, cluster: Cluster) -> list[Candidate]:
+    """Computing alone, with the fewest of LOCAL_STEPS in which all learners' pushes, or what comes back, pass its link, however many: a push stays till then.
+    None where the most are not enough."""
     computing = computing_us(profile)
     sent = max(SYNCER_BYTES) * profile.numel * cluster.nodes * cluster.inter.us_per_byte
-    steps = next((steps for steps in LOCAL_STEPS if sent <= steps * computing), math.ceil(sent / computing))
-    return Candidate(f"syncer-{steps}", "infrequent", SYNCER_BYTES[0] / steps, None, "", lambda corner: computing, 1.0, runs=PSGC)
+    enough = [steps for steps in LOCAL_STEPS if sent <= steps * computing][:1]
+    return [Candidate(f"syncer-{steps}", "infrequent", SYNCER_BYTES[0] / steps, None, "", lambda corner: computing, 1.0, runs=PSGC) for steps in enough]
 
 
 def told_of_losses() -> str:
