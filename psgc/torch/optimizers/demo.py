@@ -8,6 +8,7 @@ has the momentum as its residual, the transform and the choice.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
@@ -64,13 +65,15 @@ class DeMo(torch.optim.Optimizer):
         given = list(named_parameters)
         if any(not isinstance(each, tuple) for each in given):
             raise UsageError("DeMo: expected model.named_parameters(), whose names are the same on every rank")
-        named = [(name, parameter) for name, parameter in given if parameter.requires_grad]
+        # One without elements has no square, and no step:
+        named = [(name, parameter) for name, parameter in given if parameter.requires_grad and parameter.numel()]
         if not named:
             raise UsageError("DeMo: no parameters that require a gradient")
-        if not 0 <= decay <= 1 or not 1 <= k <= CHUNK or lr < 0 or weight_decay < 0:
+        kept, count = _number(decay), _number(k)
+        if not (0 <= _number(lr) < math.inf and 0 <= _number(weight_decay) < math.inf and 0 <= kept <= 1 and 1 <= count <= CHUNK and count.is_integer()):
             raise UsageError(
-                f"DeMo: lr={lr}, decay={decay}, k={k}, weight_decay={weight_decay}: expected lr and weight_decay of at least 0, decay from 0 to 1, and "
-                f"k from 1 to {CHUNK}"
+                f"DeMo: lr={lr}, decay={decay}, k={k}, weight_decay={weight_decay}: expected lr and weight_decay of at least 0 and finite, decay from 0 to 1, "
+                f"and k as a whole number from 1 to {CHUNK}"
             )
         for name, parameter in named:
             refuse_pieces(parameter, name, "DeMo", "its squares would be cut; leave the sharding out, or use psgc.fsdp_hook or psgc.DiLoCo")
@@ -88,7 +91,7 @@ class DeMo(torch.optim.Optimizer):
             )
         self._name = f"demo{api.next_number(session, 'demo')}"
         self._names = [name for name, _ in named]
-        self._codec = f"demo:k={k},beta={decay!r}"
+        self._codec = f"demo:k={int(count)},beta={kept!r}"
         self._loaded = 0
         parse_scheme(self._codec).warm()  # kernels are compiled, or loaded, here and not in the first step
         self._alone = [_Alone(self._codec, squares_of(parameter)) for _, parameter in named] if session.config.solo else []
@@ -125,6 +128,7 @@ class DeMo(torch.optim.Optimizer):
         (group,) = self.param_groups
         # Of a GradScaler whose step() calls this one:
         scale, overflowed = getattr(self, "grad_scale", None), bool(getattr(self, "found_inf", False))
+        self._refuse_sparse()
         for parameter, flat in zip(group["params"], self._squares, strict=True):
             if parameter.grad is None or overflowed:
                 flat.zero_()
@@ -142,6 +146,14 @@ class DeMo(torch.optim.Optimizer):
             direction = torch.where(direction.isnan(), direction, direction.sign())  # the sign of NaN is 0, which nobody would see
             parameter.add_(direction.to(parameter.device, parameter.dtype), alpha=-group["lr"])
         return loss
+
+    def _refuse_sparse(self) -> None:
+        for parameter, name in zip(self.param_groups[0]["params"], self._names, strict=True):
+            if parameter.grad is not None and parameter.grad.layout != torch.strided:
+                raise UsageError(
+                    f"DeMo: the gradient of {name!r} is sparse, as of nn.Embedding(sparse=True); it takes dense ones: make the layer with sparse=False, or "
+                    "train it by psgc.DistributedOptimizer(torch.optim.SparseAdam(...), ..., sparse=...)"
+                )
 
     def _exchange(self) -> None:
         """Have the squares hold the mean of what all ranks send."""
@@ -176,11 +188,11 @@ class DeMo(torch.optim.Optimizer):
         momentum = state.pop("momentum", None)
         if momentum is None:
             raise UsageError("DeMo.load_state_dict: the state has no momentum; is it another optimizer's?")
-        super().load_state_dict(state)
         checked = saved.check_states(momentum, self._session.rank, self._session.size, self._session.part)
         kept = saved.share_of(checked, saved.MOMENTA, self._session.rank, self._session.size)
         specs = (spec_of(flat, name, name) for flat, name in zip(self._squares, self._names, strict=True))
         check_sizes(specs, kept)
+        super().load_state_dict(state)  # after all checks: a state that is refused changes nothing
         self._loaded += 1
         self._declare(LayoutMemory(dict(kept.tensors), steps=int(momentum["steps"])))
 
@@ -206,6 +218,16 @@ class _Alone:
         sent = sent[: encoded.payload_bytes]
         self._state.apply(answer[: join_payloads([sent], answer)], [sent], values, self.residual, 1.0)
         return True
+
+
+def _number(value: Any) -> float:
+    """A setting as a float, of whatever type of number it is; NaN, which fits nowhere, for what is no number."""
+    if isinstance(value, (str, bytes)):
+        return math.nan
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan
 
 
 def sides_of(parameter: torch.Tensor) -> tuple[int, int]:
