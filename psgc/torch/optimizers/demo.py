@@ -34,6 +34,7 @@ from psgc.worker.residuals.residual import LayoutMemory, TensorMemory
 
 Named = Iterable[tuple[str, torch.Tensor]]
 _STILL: Final = Stream(0, 0, 0, 0)  # it draws no random numbers
+MASTER: Final = "master"  # in the state of a parameter of 16 bits
 CARRIED: Final = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -50,7 +51,8 @@ class DeMo(torch.optim.Optimizer):
 
     Gradients are this rank's own until step(): clip them, accumulate them or scale them as without psgc. A parameter without a gradient in a step counts as
     zeros, and so do all of a rank whose gradients overflowed under a GradScaler: others' steps need its part all the same. A rank's momentum is part of
-    ``state_dict()``, which every rank must ask for and keep in a file of its own. Raises UsageError for parameters that cannot be, and in a job of several
+    ``state_dict()``, which every rank must ask for and keep in a file of its own. A parameter of 16 bits has a copy in float32, which steps add up in and which
+    is part of the state. Raises UsageError for parameters that cannot be, and in a job of several
     ranks without servers.
     """
 
@@ -140,12 +142,28 @@ class DeMo(torch.optim.Optimizer):
         for parameter, flat in zip(group["params"], self._squares, strict=True):
             if not parameter.requires_grad:  # frozen since: what is left of its momentum travels, and moves nothing
                 continue
+            moved = self._master_of(parameter)
             if group["weight_decay"]:
-                parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                moved.mul_(1 - group["lr"] * group["weight_decay"])
             direction = from_squares(flat, parameter)
             direction = torch.where(direction.isnan(), direction, direction.sign())  # the sign of NaN is 0, which nobody would see
-            parameter.add_(direction.to(parameter.device, parameter.dtype), alpha=-group["lr"])
+            moved.add_(direction.to(moved.device, moved.dtype), alpha=-group["lr"])
+            if moved is not parameter:
+                parameter.copy_(moved)
         return loss
+
+    def _master_of(self, parameter: torch.Tensor) -> torch.Tensor:
+        """What steps add up in: the parameter if it is float32, else a copy in float32. All steps are as large as lr, which 16 bits may round away for ever."""
+        if parameter.dtype == torch.float32:
+            return parameter
+        state = self.state[parameter]
+        master = state.get(MASTER)
+        if master is None:
+            master = state[MASTER] = parameter.float()
+            return master
+        # Elements that somebody else has written since, such as broadcast_parameters or a model's load_state_dict, are begun with anew:
+        master.copy_(torch.where(master.to(parameter.dtype) == parameter, master, parameter.float()))
+        return master
 
     def _refuse_sparse(self) -> None:
         for parameter, name in zip(self.param_groups[0]["params"], self._names, strict=True):
@@ -193,6 +211,10 @@ class DeMo(torch.optim.Optimizer):
         specs = (spec_of(flat, name, name) for flat, name in zip(self._squares, self._names, strict=True))
         check_sizes(specs, kept)
         super().load_state_dict(state)  # after all checks: a state that is refused changes nothing
+        for parameter, loaded in zip(self.param_groups[0]["params"], state["param_groups"][0]["params"], strict=True):
+            master = state["state"].get(loaded, {}).get(MASTER)
+            if master is not None:  # torch has made it the parameter's type
+                self.state[parameter][MASTER] = master.detach().to(parameter.device, torch.float32, copy=True)
         self._loaded += 1
         self._declare(LayoutMemory(dict(kept.tensors), steps=int(momentum["steps"])))
 
