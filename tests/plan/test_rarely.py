@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from psgc.codecs.outer import numel_in_squares
 from psgc.plan.inputs.estimates import with_codec_times
-from psgc.plan.inputs.profile import computed_profile
+from psgc.plan.inputs.profile import TensorProfile, computed_profile
 from psgc.plan.whatif.candidates import NOMINAL, Candidate, Corner
-from psgc.plan.whatif.rarely import DEMO, LOCAL_STEPS, MEASURED_LOSSES, SPARSELOCO, exposed_in_fragments_us, rarely, told_of_losses
+from psgc.plan.whatif.rarely import DEMO, LOCAL_STEPS, MEASURED_LOSSES, SPARSELOCO, computing_us, exposed_in_fragments_us, rarely, told_of_losses
 from tests.plan.test_advise import cluster_of
 
 GPT2 = computed_profile("gpt2", "a100", 65536)
+FAR_APART = Path(__file__).parents[2] / "benchmarks" / "far_apart.jsonl"
+# The shapes of examples/gpt_model.py, which was measured:
+GPT_OUTSIDE = ((256, 160), (128, 160), (160,), (160,))
+GPT_BLOCK = (*((160,),) * 4, (480, 160), (480,), (160, 160), (160,), (640, 160), (640,), (160, 640), (160,))
 COMPUTING = (GPT2.forward_us or 0.0) + GPT2.backward_us
 
 
-def found(gbps: float, nodes: int = 4, gpus: int = 1) -> dict[str, Candidate]:
+def found(gbps: float, nodes: int = 4, gpus: int = 1, latency_us: float = 50.0) -> dict[str, Candidate]:
     timed = with_codec_times(GPT2, ["int8"], gpu="a100")
-    return {one.name.partition("-")[0]: one for one in rarely(timed, cluster_of("a100", nodes, gpus, gbps, 50.0), ["int8"])}
+    return {one.name.partition("-")[0]: one for one in rarely(timed, cluster_of("a100", nodes, gpus, gbps, latency_us), ["int8"])}
 
 
 def steps_of(one: Candidate) -> int:
@@ -41,16 +47,56 @@ def test_what_is_waited_for_is_what_steps_do_not_hide(exchange: float, fragments
     assert exposed_in_fragments_us(exchange, fragments, delay, steps, computing=10.0) == waited
 
 
-@pytest.mark.parametrize(("nodes", "gpus"), [(2, 1), (4, 1), (2, 4)])
-def test_relayed_payloads_pass_a_nodes_link_once_for_each_of_its_gpus_and_of_all_ranks(nodes: int, gpus: int) -> None:
-    numel, ranks, link = GPT2.numel, nodes * gpus, cluster_of("a100", nodes, gpus, 1.0, 50.0).inter
-    for name, codec in (("sparse", SPARSELOCO), ("demo", DEMO)):
-        one = found(1.0, nodes, gpus)[name]
+@pytest.mark.parametrize(("nodes", "gpus", "latency_us"), [(2, 1, 50.0), (4, 1, 50.0), (2, 4, 50.0), (2, 1, 1e8)])
+def test_relayed_payloads_pass_a_nodes_link_once_for_each_of_its_gpus_and_of_all_ranks(nodes: int, gpus: int, latency_us: float) -> None:
+    ranks = nodes * gpus
+    squares = sum(numel_in_squares(one.shape or (one.numel,)) for one in GPT2.tensors)
+    for name, codec, numel in (("sparse", SPARSELOCO, GPT2.numel), ("demo", DEMO, squares)):
+        one = found(1.0, nodes, gpus, latency_us)[name]
         steps = steps_of(one) if name == "sparse" else 1
         sent = gpus * ranks * codec.bytes_per_element * numel * 8 / 1e9 * 1e6
         encoding = (codec.encode_us + ranks * codec.decode_us) * numel / 1e6
-        assert one.iteration_us(NOMINAL) == pytest.approx(COMPUTING + (sent + encoding + 2 * link.latency_us) / steps)
+        travelling = 2 * latency_us + max(sent, 4 * latency_us)
+        assert one.iteration_us(NOMINAL) == pytest.approx(COMPUTING + (travelling + encoding) / steps)
         assert one.iteration_us(Corner(codec=1)) > one.iteration_us(NOMINAL) > one.iteration_us(Corner(codec=-1, link=1.1))
+
+
+def test_squares_are_counted_by_shape_where_that_is_known() -> None:
+    shapes = [(65, 3), (64, 64), (1,), (4097,)]  # 2, 1, 1 and 2 squares; as vectors 1, 1, 1 and 2
+    tensors = tuple(TensorProfile(f"t{number}", math.prod(shape), 0.0, shape) for number, shape in enumerate(shapes))
+    for given, squares in ((tensors, 6), (tuple(replace(one, shape=None) for one in tensors), 5)):
+        profile = replace(GPT2, tensors=given)
+        timed = with_codec_times(profile, ["int8"], gpu="a100")
+        demo = rarely(timed, cluster_of("a100", 1, 1, 1.0, 50.0), ["int8"])[-1]
+        encoding = (DEMO.encode_us + DEMO.decode_us) * squares * 4096 / 1e6
+        assert demo.name == "demo" and demo.iteration_us(NOMINAL) == pytest.approx(computing_us(profile) + encoding)
+
+
+def far_apart(system: str, mbit: float) -> float:
+    """The median of the measured seconds of 300 steps on two learners; with a limit, over 50 ms each way."""
+    rows = (json.loads(line) for line in FAR_APART.read_text().splitlines())
+    measured = ((*json.loads(row["of"])[:2], row["row"]["seconds"]) for row in rows)
+    return statistics.median(
+        took for name, job, took in measured if name == system and (job["learners"], job["steps"], job["mbit"]) == (2, 300, mbit)
+    )
+
+
+@pytest.mark.parametrize("mbit", [0.0, 10.0, 100.0])
+def test_demo_takes_about_as_long_as_it_was_measured_to_take(mbit: float) -> None:
+    """Within 15 %: the measured seconds are of one run each over the slow links, and computing is what DDP took without a limit, synchronization included."""
+    shapes = [*GPT_OUTSIDE, *GPT_BLOCK * 4]
+    assert sum(map(math.prod, shapes)) == pytest.approx(1.3e6, rel=0.01)
+    assert sum(map(numel_in_squares, shapes)) == 424 * 4096
+    computing = far_apart("ddp", 0.0) / 300 * 1e6
+    tensors = tuple(
+        TensorProfile(f"t{number}", math.prod(shape), computing * 2 / 3 * (number + 1) / len(shapes), shape) for number, shape in enumerate(shapes)
+    )
+    profile = replace(GPT2, tensors=tensors, forward_us=computing / 3)
+    assert computing_us(profile) == pytest.approx(computing)
+    link = (mbit / 1e3, 50e3) if mbit else (100.0, 20.0)
+    timed = with_codec_times(profile, ["int8"], gpu="a100")
+    one = next(one for one in rarely(timed, cluster_of("a100", 2, 1, *link), ["int8"]) if one.name == "demo")
+    assert 300 * one.iteration_us(NOMINAL) / 1e6 == pytest.approx(far_apart("psgc demo", mbit), rel=0.15)
 
 
 def test_a_faster_link_exchanges_more_often_and_none_makes_an_iteration_shorter_than_computing() -> None:
@@ -97,7 +143,7 @@ def test_without_times_of_a_codec_halves_are_exchanged() -> None:
 def test_what_is_told_of_losses_was_measured() -> None:
     """python benchmarks/far_apart.py --results benchmarks/far_apart.jsonl --report"""
     losses: dict[str, list[float]] = {}
-    for line in (Path(__file__).parents[2] / "benchmarks" / "far_apart.jsonl").read_text().splitlines():
+    for line in FAR_APART.read_text().splitlines():
         document = json.loads(line)
         system, job, _ = json.loads(document["of"])
         if (job["learners"], job["steps"], job["every"], job["mbit"]) == (2, 300, 50, 0.0):

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from psgc.codecs.outer import numel_in_squares
 from psgc.plan.inputs.cluster import Cluster
 from psgc.plan.inputs.estimates import Timed
 from psgc.plan.inputs.profile import Profile
@@ -43,6 +44,9 @@ EXCHANGE_SHARE: Final = 0.05  # local steps are the fewest with which exchanges 
 OUTER_CODEC: Final = "int8"
 FRAGMENTS: Final = 8  # of streaming, each of which travels for DELAY steps, as published
 DELAY: Final = 5
+# One-way delays that an exchange of relayed payloads takes beyond the two of its messages, since TCP sends little at first after each pause. Measured with
+# DeMo over 50 ms, for 70 kB a rank (benchmarks/far_apart.jsonl).
+SLOW_START: Final = 4
 SYNCER_BYTES: Final = (0.5, 4.0)  # an element that a learner pushes (int4), and that comes back
 
 
@@ -57,12 +61,13 @@ class Relayed:
 
     def exchange_us(self, numel: int, cluster: Cluster, corner: Corner) -> float:
         """The time of one exchange of so many elements. Servers are on the nodes: each sends on to all ranks what it has of every rank, so a node's link
-        carries, each way, its GPUs' own payloads and, for each of its GPUs, those of all others."""
+        carries, each way, its GPUs' own payloads and, for each of its GPUs, those of all others. It does so while TCP begins slowly, or takes longer."""
         ranks, link = cluster.gpus, cluster.inter
         payload = self.bytes_per_element * numel
         spread = ESTIMATED**corner.codec
-        sending = cluster.gpus_per_node * ranks * payload * link.us_per_byte / corner.link if cluster.nodes > 1 else 0.0
-        return sending + 2 * link.latency_us + spread * (self.encode_us + ranks * self.decode_us) * numel / 1e6
+        sending = cluster.gpus_per_node * ranks * payload * link.us_per_byte / corner.link
+        travels = 2 * link.latency_us + max(SLOW_START * link.latency_us, sending) if cluster.nodes > 1 else 0.0
+        return travels + spread * (self.encode_us + ranks * self.decode_us) * numel / 1e6
 
 
 SPARSELOCO: Final = Relayed(0.18 / 8, 4_400.0, 500.0)
@@ -135,10 +140,13 @@ def _relayed(name: str, codec: Relayed, profile: Profile, cluster: Cluster) -> C
 
 
 def _demo(profile: Profile, cluster: Cluster) -> Candidate:
-    def iteration_us(corner: Corner) -> float:
-        return computing_us(profile) + DEMO.exchange_us(profile.numel, cluster, corner)
+    numel = sum(numel_in_squares(tensor.shape or (tensor.numel,)) for tensor in profile.tensors)  # a tensor of unknown shape as a vector, the least
 
-    return Candidate("demo", "infrequent", DEMO.bytes_per_element, None, "estimated", iteration_us, 1.0, runs=PSGC)
+    def iteration_us(corner: Corner) -> float:
+        return computing_us(profile) + DEMO.exchange_us(numel, cluster, corner)
+
+    size = DEMO.bytes_per_element * numel / profile.numel
+    return Candidate("demo", "infrequent", size, None, "estimated", iteration_us, 1.0, runs=PSGC)
 
 
 def _around_a_syncer(profile: Profile, cluster: Cluster) -> list[Candidate]:

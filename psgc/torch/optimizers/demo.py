@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from psgc.codecs import BucketContext, Stream, parse_scheme
-from psgc.codecs.outer import CHUNK, SIDE
+from psgc.codecs.outer import CHUNK, SIDE, numel_in_squares, sides_of
 from psgc.codecs.relay import join_payloads
 from psgc.errors import NonFiniteError, UsageError
 from psgc.torch.optimizers.wrapping import refuse_copy
@@ -252,22 +252,14 @@ def _number(value: Any) -> float:
         return math.nan
 
 
-def sides_of(parameter: torch.Tensor) -> tuple[int, int]:
-    """Rows and columns of a parameter as a matrix: all dimensions but the first are columns; a vector is rows of 64."""
-    if parameter.dim() >= 2:
-        return parameter.shape[0], parameter.numel() // parameter.shape[0] if parameter.shape[0] else 0
-    return -(-parameter.numel() // SIDE), SIDE
-
-
 def squares_of(parameter: torch.Tensor) -> int:
     """Elements of the squares that a parameter lies in."""
-    rows, columns = sides_of(parameter)
-    return -(-rows // SIDE) * -(-columns // SIDE) * CHUNK
+    return numel_in_squares(parameter.shape)
 
 
 def to_squares(values: torch.Tensor, flat: torch.Tensor) -> None:
     """Write a parameter's values to the squares of 64 x 64 that follow one another in ``flat``, each row by row, filled up with zeros."""
-    rows, columns = sides_of(values)
+    rows, columns = sides_of(values.shape)
     down, across = -(-rows // SIDE), -(-columns // SIDE)
     padded = torch.zeros(down * SIDE, across * SIDE)
     source = values.detach().to("cpu", torch.float32).reshape(-1)
@@ -279,7 +271,7 @@ def to_squares(values: torch.Tensor, flat: torch.Tensor) -> None:
 
 def from_squares(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """The inverse of ``to_squares``: values in the shape of ``like``."""
-    rows, columns = sides_of(like)
+    rows, columns = sides_of(like.shape)
     down, across = -(-rows // SIDE), -(-columns // SIDE)
     whole = flat.view(down, across, SIDE, SIDE).transpose(1, 2).reshape(down * SIDE, across * SIDE)
     return whole[:rows, :columns].reshape(-1)[: like.numel()].view(like.shape)
