@@ -35,16 +35,31 @@ def steps_of(one: Candidate) -> int:
 
 
 @pytest.mark.parametrize(
-    ("exchange", "fragments", "delay", "steps", "waited"),
+    ("exchange", "fragment", "fragments", "delay", "steps", "waited"),
     [
-        (100.0, 1, 0, 10, 100.0),  # nothing hides it
-        (100.0, 4, 2, 100, 4 * (25.0 - 20.0)),  # each fragment is awaited after two steps of 10
-        (100.0, 4, 3, 100, 0.0),
-        (5000.0, 4, 300, 100, 4000.0),  # all travel longer than the steps take
+        (100.0, 100.0, 1, 0, 10, 100.0),  # nothing hides it
+        (100.0, 25.0, 4, 2, 100, 4 * (25.0 - 20.0)),  # each fragment is awaited after two steps of 10
+        (100.0, 40.0, 4, 2, 100, 4 * (40.0 - 20.0)),  # latency is each fragment's own
+        (100.0, 25.0, 4, 3, 100, 0.0),
+        (5000.0, 1250.0, 4, 300, 100, 4000.0),  # all travel longer than the steps take
     ],
 )
-def test_what_is_waited_for_is_what_steps_do_not_hide(exchange: float, fragments: int, delay: int, steps: int, waited: float) -> None:
-    assert exposed_in_fragments_us(exchange, fragments, delay, steps, computing=10.0) == waited
+def test_what_is_waited_for_is_what_steps_do_not_hide(
+    exchange: float, fragment: float, fragments: int, delay: int, steps: int, waited: float
+) -> None:
+    assert exposed_in_fragments_us(exchange, fragment, fragments, delay, steps, computing=10.0) == waited
+
+
+@pytest.mark.parametrize("codecs", [["int8"], []])
+def test_every_fragment_of_a_stream_pays_the_whole_latency(codecs: list[str]) -> None:
+    tensors = tuple(TensorProfile(f"t{number}", 1000, 0.0) for number in range(4))
+    profile = replace(GPT2, tensors=tensors, forward_us=10e3, codecs=GPT2.codecs if codecs else {})
+    timed, latency_us = with_codec_times(profile, codecs, gpu="a100" if codecs else ""), 1e6
+    local, stream = rarely(timed, cluster_of("a100", 2, 1, 100.0, latency_us), codecs)[:2]
+    exchange = (local.iteration_us(NOMINAL) - 10e3) * steps_of(local)
+    assert exchange >= 2 * latency_us
+    waited = (stream.iteration_us(NOMINAL) - 10e3) * steps_of(stream)
+    assert waited == pytest.approx(8 * (exchange - 5 * 10e3), rel=0.01)
 
 
 @pytest.mark.parametrize(("nodes", "gpus", "latency_us"), [(2, 1, 50.0), (4, 1, 50.0), (2, 4, 50.0), (2, 1, 1e8)])

@@ -21,6 +21,7 @@ from psgc.codecs.outer import numel_in_squares
 from psgc.plan.inputs.cluster import Cluster
 from psgc.plan.inputs.estimates import Timed
 from psgc.plan.inputs.profile import Profile
+from psgc.plan.methods.result import Found
 from psgc.plan.methods.search import search
 from psgc.plan.model.problem import Problem, simulate
 from psgc.plan.model.vary import in_halves, varied
@@ -103,29 +104,37 @@ def fewest(exposed_us: Callable[[int], float], computing: float) -> int:
     return next((steps for steps in LOCAL_STEPS if exposed_us(steps) <= EXCHANGE_SHARE * computing * steps), LOCAL_STEPS[-1])
 
 
-def exposed_in_fragments_us(exchange: float, fragments: int, delay: int, steps: int, computing: float) -> float:
+def exposed_in_fragments_us(exchange: float, fragment: float, fragments: int, delay: int, steps: int, computing: float) -> float:
     """What learners wait in so many steps, during which all is exchanged once: each fragment is waited for as far as it travels longer than ``delay`` steps,
-    and where all together travel longer than the steps take, for the rest of that."""
-    waited = fragments * max(0.0, exchange / fragments - delay * computing)
+    and where all together travel longer than the steps take, for the rest of that. exchange, fragment: the time of all at once, and of one alone."""
+    waited = fragments * max(0.0, fragment - delay * computing)
     return max(waited, exchange - steps * computing) if delay else exchange
 
 
 def _in_fragments(name: str, problem: Problem, codec: str, times: str, fragments: int, delay: int) -> Candidate:
     computing = computing_us(problem.profile)
-    at_once = replace(problem, profile=replace(problem.profile, tensors=tuple(replace(t, ready_us=0.0) for t in problem.profile.tensors)))
     encoded = codec != BF16
-    plan = uncut(at_once) if encoded else search(at_once)
-    if encoded:
-        at_once = replace(at_once, cluster=with_servers(at_once.cluster))
-    steps = fewest(lambda steps: exposed_in_fragments_us(plan.step_us, fragments, delay, steps, computing), computing)
+    whole, plan = _at_once(problem, encoded)
+    one, its_plan = _at_once(problem, encoded, fragments) if fragments > 1 else (whole, plan)
+    steps = fewest(lambda steps: exposed_in_fragments_us(plan.step_us, its_plan.step_us, fragments, delay, steps, computing), computing)
 
     @functools.cache
     def iteration_us(corner: Corner) -> float:
-        exchange = simulate(varied(at_once, change(corner, times)), plan.buckets).step_us
-        return computing + exposed_in_fragments_us(exchange, fragments, delay, steps, computing) / steps
+        varying = change(corner, times)
+        exchange, fragment = (simulate(varied(of, varying), found.buckets).step_us for of, found in ((whole, plan), (one, its_plan)))
+        return computing + exposed_in_fragments_us(exchange, fragment, fragments, delay, steps, computing) / steps
 
     size = (problem.codec.bytes_per_element if encoded else 2.0) / steps
     return Candidate(f"{name}-{steps}", "infrequent", size, None, times, iteration_us, compressed_share(plan), runs=PSGC)
+
+
+def _at_once(problem: Problem, encoded: bool, fragments: int = 1) -> tuple[Problem, Found]:
+    """The exchange, beside no computing, of one of so many fragments, and its plan. A fragment is that share of every tensor, and so has the whole latency."""
+    tensors = tuple(replace(t, ready_us=0.0, numel=-(-t.numel // fragments), shape=t.shape if fragments == 1 else None) for t in problem.profile.tensors)
+    at_once = replace(problem, profile=replace(problem.profile, tensors=tensors))
+    if not encoded:
+        return at_once, search(at_once)
+    return replace(at_once, cluster=with_servers(at_once.cluster)), uncut(at_once)
 
 
 def _relayed(name: str, codec: Relayed, profile: Profile, cluster: Cluster) -> Candidate:
