@@ -14,7 +14,7 @@ from psgc.codecs.outer import numel_in_squares
 from psgc.plan.inputs.estimates import with_codec_times
 from psgc.plan.inputs.profile import TensorProfile, computed_profile
 from psgc.plan.whatif.candidates import NOMINAL, Candidate, Corner
-from psgc.plan.whatif.rarely import DEMO, LOCAL_STEPS, MEASURED_LOSSES, SPARSELOCO, computing_us, exposed_in_fragments_us, rarely, told_of_losses
+from psgc.plan.whatif.rarely import DEMO, LOCAL_STEPS, MEASURED_LOSSES, SPARSELOCO, computing_us, exposed_in_fragments_us, rarely, told_of_intervals, told_of_losses
 from tests.plan.test_advise import cluster_of
 
 GPT2 = computed_profile("gpt2", "a100", 65536)
@@ -142,6 +142,24 @@ def test_where_nothing_is_computed_there_is_no_interval_for_a_syncer() -> None:
     timed = with_codec_times(at_once, ["int8"], gpu="a100")
     names = [one.name for one in rarely(timed, cluster_of("a100", 4, 1, 1.0, 50.0), ["int8"])]
     assert "local-500" in names and not [name for name in names if name.startswith("syncer")]
+
+
+@pytest.mark.parametrize(("nodes", "gpus"), [(2, 1), (16, 1), (2, 4)])
+def test_bytes_are_counted_both_ways(nodes: int, gpus: int) -> None:
+    one, ranks = found(10.0, nodes, gpus), nodes * gpus
+    squares = sum(numel_in_squares(each.shape or (each.numel,)) for each in GPT2.tensors)
+    assert one["demo"].bytes_per_element * GPT2.numel == pytest.approx((1 + ranks) / 2 * 4 / 97.6 * squares)
+    assert one["sparse"].bytes_per_element == pytest.approx((1 + ranks) / 2 * 0.18 / 8 / steps_of(one["sparse"]))
+    if gpus == 1:
+        assert one["syncer"].bytes_per_element == pytest.approx((0.5 + 4) / 2 / steps_of(one["syncer"]))
+
+
+def test_a_line_names_those_whose_rarest_exchanges_take_more_than_their_share() -> None:
+    assert not told_of_intervals(list(found(10.0).values()), GPT2)
+    slow = found(0.01)
+    (told,) = told_of_intervals(list(slow.values()), GPT2)
+    assert slow["local"].iteration_us(NOMINAL) > 1.05 * COMPUTING and told.startswith("local-500, ")
+    assert "more than 5% of computing even in every 500th step" in told
 
 
 def test_learners_around_a_syncer_are_one_process_each() -> None:

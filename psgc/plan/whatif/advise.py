@@ -21,7 +21,7 @@ from psgc.plan.model.quality import SAFELY, Standard
 from psgc.plan.report.running import is_whole
 from psgc.plan.report.wording import gigabytes, ms
 from psgc.plan.whatif.candidates import BF16, CORNERS, NOMINAL, Candidate, considered, ladder
-from psgc.plan.whatif.rarely import rarely, told_of_losses
+from psgc.plan.whatif.rarely import rarely, told_of_intervals, told_of_losses
 from psgc.plan.whatif.regimes import all_reduce_us, exposure, needed_ratio
 
 # The share of an iteration that a rung must save. bf16 gives up next to nothing; a codec must be tuned and watched; local steps are another
@@ -271,6 +271,7 @@ def _notes(
     notes.append("bf16: gradients that are bf16 when they are ready, or cast at no cost")
     if standard.level == EXACT:
         notes.append("quality: a cast to bf16 changes gradients of float32, so if yours are, --quality exact leaves none, as in psgc plan")
+    notes += told_of_intervals(found, profile)
     notes.append(told_of_losses())
     return notes
 

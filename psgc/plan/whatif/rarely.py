@@ -60,6 +60,10 @@ class Relayed:
     encode_us: float
     decode_us: float
 
+    def bytes_carried(self, ranks: int) -> float:
+        """Bytes an element and exchange, as the mean of both ways: a rank's own payload is sent, and those of all ranks, its own too, come back."""
+        return (1 + ranks) / 2 * self.bytes_per_element
+
     def exchange_us(self, numel: int, cluster: Cluster, corner: Corner) -> float:
         """The time of one exchange of so many elements. Servers are on the nodes: each sends on to all ranks what it has of every rank, so a node's link
         carries, each way, its GPUs' own payloads and, for each of its GPUs, those of all others. It does so while TCP begins slowly, or takes longer."""
@@ -144,7 +148,7 @@ def _relayed(name: str, codec: Relayed, profile: Profile, cluster: Cluster) -> C
     def iteration_us(corner: Corner) -> float:
         return computing + codec.exchange_us(profile.numel, cluster, corner) / steps
 
-    residual, size = 4.0 * profile.numel, codec.bytes_per_element / steps
+    residual, size = 4.0 * profile.numel, codec.bytes_carried(cluster.gpus) / steps
     return Candidate(f"{name}-{steps}", "infrequent", size, None, "estimated", iteration_us, 1.0, residual, runs=PSGC)
 
 
@@ -154,7 +158,7 @@ def _demo(profile: Profile, cluster: Cluster) -> Candidate:
     def iteration_us(corner: Corner) -> float:
         return computing_us(profile) + DEMO.exchange_us(numel, cluster, corner)
 
-    size = DEMO.bytes_per_element * numel / profile.numel
+    size = DEMO.bytes_carried(cluster.gpus) * numel / profile.numel
     return Candidate("demo", "infrequent", size, None, "estimated", iteration_us, 1.0, runs=PSGC)
 
 
@@ -164,7 +168,15 @@ def _around_a_syncer(profile: Profile, cluster: Cluster) -> list[Candidate]:
     computing = computing_us(profile)
     sent = max(SYNCER_BYTES) * profile.numel * cluster.nodes * cluster.inter.us_per_byte
     enough = [steps for steps in LOCAL_STEPS if sent <= steps * computing][:1]
-    return [Candidate(f"syncer-{steps}", "infrequent", SYNCER_BYTES[0] / steps, None, "", lambda corner: computing, 1.0, runs=PSGC) for steps in enough]
+    return [Candidate(f"syncer-{steps}", "infrequent", sum(SYNCER_BYTES) / 2 / steps, None, "", lambda corner: computing, 1.0, runs=PSGC) for steps in enough]
+
+
+def told_of_intervals(found: Sequence[Candidate], profile: Profile) -> list[str]:
+    """Which candidates' exchanges take more than EXCHANGE_SHARE of computing, even with the most of LOCAL_STEPS: a line for people, or none."""
+    computing, rarest = computing_us(profile), f"-{LOCAL_STEPS[-1]}"
+    late = [one for one in found if one.kind == "infrequent" and one.name.endswith(rarest)]
+    over = [one.name for one in late if one.iteration_us(NOMINAL) > (1 + EXCHANGE_SHARE) * computing]
+    return [f"{', '.join(over)}: exchanges take more than {EXCHANGE_SHARE:.0%} of computing even in every {LOCAL_STEPS[-1]}th step"] if over else []
 
 
 def told_of_losses() -> str:
@@ -179,4 +191,4 @@ def told_of_losses() -> str:
     )
 
 
-__all__ = ["LOCAL_STEPS", "MEASURED_LOSSES", "exposed_in_fragments_us", "rarely", "told_of_losses"]
+__all__ = ["LOCAL_STEPS", "MEASURED_LOSSES", "exposed_in_fragments_us", "rarely", "told_of_intervals", "told_of_losses"]
