@@ -14,7 +14,17 @@ from psgc.codecs.outer import numel_in_squares
 from psgc.plan.inputs.estimates import with_codec_times
 from psgc.plan.inputs.profile import TensorProfile, computed_profile
 from psgc.plan.whatif.candidates import NOMINAL, Candidate, Corner
-from psgc.plan.whatif.rarely import DEMO, LOCAL_STEPS, MEASURED_LOSSES, SPARSELOCO, computing_us, exposed_in_fragments_us, rarely, told_of_intervals, told_of_losses
+from psgc.plan.whatif.rarely import (
+    DEMO,
+    LOCAL_STEPS,
+    MEASURED_LOSSES,
+    SPARSELOCO,
+    computing_us,
+    exposed_in_fragments_us,
+    rarely,
+    told_of_intervals,
+    told_of_losses,
+)
 from tests.plan.test_advise import cluster_of
 
 GPT2 = computed_profile("gpt2", "a100", 65536)
@@ -104,7 +114,8 @@ def test_demo_takes_about_as_long_as_it_was_measured_to_take(mbit: float) -> Non
     assert sum(map(numel_in_squares, shapes)) == 424 * 4096
     computing = far_apart("ddp", 0.0) / 300 * 1e6
     tensors = tuple(
-        TensorProfile(f"t{number}", math.prod(shape), computing * 2 / 3 * (number + 1) / len(shapes), shape) for number, shape in enumerate(shapes)
+        TensorProfile(f"t{number}", math.prod(shape), computing * 2 / 3 * (number + 1) / len(shapes), shape)
+        for number, shape in enumerate(shapes)
     )
     profile = replace(GPT2, tensors=tensors, forward_us=computing / 3)
     assert computing_us(profile) == pytest.approx(computing)

@@ -1,8 +1,9 @@
-"""Which of four regimes a job on a link belongs to: no compression, bf16, compression every step, or local steps with rare exchanges.
+"""Which of three ways of exchanging gradients pays on a link: no compression, bf16, or a codec in every step. Beside them, what optimizers that exchange
+rarely would take.
 
 The candidates form a ladder, the one that gives up least first. A rung is taken if it saves more of an iteration than its margin of error, and enough
 to be worth what it gives up. The advice is the highest such rung that this version runs. What only a later version could run is mentioned, but never
-advised. Local steps run, but are not advised either: nobody can tell their quality ahead. Owns the ladder and its words.
+advised. Local steps, the ladder's last rung, run, but are not advised either: nobody can tell their quality ahead. Owns the ladder and its words.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ def _names(candidates: Sequence[Candidate]) -> str:
 
 
 def _regime(found: Sequence[Candidate]) -> Candidate:
-    """The best rung for this link, whether this version runs it or not."""
+    """The best rung for this link, whether this version runs it or not, and local steps, which run and are never the advice."""
     every = [one.in_any_version for one in _in_every_step(found)]
     return climb([climb([one for one in every if one.sound]), _local(found)])
 

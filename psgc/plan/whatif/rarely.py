@@ -134,7 +134,9 @@ def _in_fragments(name: str, problem: Problem, codec: str, times: str, fragments
 
 def _at_once(problem: Problem, encoded: bool, fragments: int = 1) -> tuple[Problem, Found]:
     """The exchange, beside no computing, of one of so many fragments, and its plan. A fragment is that share of every tensor, and so has the whole latency."""
-    tensors = tuple(replace(t, ready_us=0.0, numel=-(-t.numel // fragments), shape=t.shape if fragments == 1 else None) for t in problem.profile.tensors)
+    tensors = tuple(
+        replace(t, ready_us=0.0, numel=-(-t.numel // fragments), shape=t.shape if fragments == 1 else None) for t in problem.profile.tensors
+    )
     at_once = replace(problem, profile=replace(problem.profile, tensors=tensors))
     if not encoded:
         return at_once, search(at_once)
@@ -153,7 +155,9 @@ def _relayed(name: str, codec: Relayed, profile: Profile, cluster: Cluster) -> C
 
 
 def _demo(profile: Profile, cluster: Cluster) -> Candidate:
-    numel = sum(numel_in_squares(tensor.shape or (tensor.numel,)) for tensor in profile.tensors)  # a tensor of unknown shape as a vector, the least
+    numel = sum(
+        numel_in_squares(tensor.shape or (tensor.numel,)) for tensor in profile.tensors
+    )  # a tensor of unknown shape as a vector, the least
 
     def iteration_us(corner: Corner) -> float:
         return computing_us(profile) + DEMO.exchange_us(numel, cluster, corner)
@@ -168,7 +172,10 @@ def _around_a_syncer(profile: Profile, cluster: Cluster) -> list[Candidate]:
     computing = computing_us(profile)
     sent = max(SYNCER_BYTES) * profile.numel * cluster.nodes * cluster.inter.us_per_byte
     enough = [steps for steps in LOCAL_STEPS if sent <= steps * computing][:1]
-    return [Candidate(f"syncer-{steps}", "infrequent", sum(SYNCER_BYTES) / 2 / steps, None, "", lambda corner: computing, 1.0, runs=PSGC) for steps in enough]
+    return [
+        Candidate(f"syncer-{steps}", "infrequent", sum(SYNCER_BYTES) / 2 / steps, None, "", lambda corner: computing, 1.0, runs=PSGC)
+        for steps in enough
+    ]
 
 
 def told_of_intervals(found: Sequence[Candidate], profile: Profile) -> list[str]:
@@ -176,7 +183,11 @@ def told_of_intervals(found: Sequence[Candidate], profile: Profile) -> list[str]
     computing, rarest = computing_us(profile), f"-{LOCAL_STEPS[-1]}"
     late = [one for one in found if one.kind == "infrequent" and one.name.endswith(rarest)]
     over = [one.name for one in late if one.iteration_us(NOMINAL) > (1 + EXCHANGE_SHARE) * computing]
-    return [f"{', '.join(over)}: exchanges take more than {EXCHANGE_SHARE:.0%} of computing even in every {LOCAL_STEPS[-1]}th step"] if over else []
+    return (
+        [f"{', '.join(over)}: exchanges take more than {EXCHANGE_SHARE:.0%} of computing even in every {LOCAL_STEPS[-1]}th step"]
+        if over
+        else []
+    )
 
 
 def told_of_losses() -> str:

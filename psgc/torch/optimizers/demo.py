@@ -72,7 +72,13 @@ class DeMo(torch.optim.Optimizer):
         if not named:
             raise UsageError("DeMo: no parameters that require a gradient")
         kept, count = _number(decay), _number(k)
-        if not (0 <= _number(lr) < math.inf and 0 <= _number(weight_decay) < math.inf and 0 <= kept <= 1 and 1 <= count <= CHUNK and count.is_integer()):
+        if not (
+            0 <= _number(lr) < math.inf
+            and 0 <= _number(weight_decay) < math.inf
+            and 0 <= kept <= 1
+            and 1 <= count <= CHUNK
+            and count.is_integer()
+        ):
             raise UsageError(
                 f"DeMo: lr={lr}, decay={decay}, k={k}, weight_decay={weight_decay}: expected lr and weight_decay of at least 0 and finite, decay from 0 to 1, "
                 f"and k as a whole number from 1 to {CHUNK}"
