@@ -163,7 +163,7 @@ class DeMo(torch.optim.Optimizer):
         if parameter.dtype == torch.float32:
             return parameter
         state = self.state[parameter]
-        master = state.get(MASTER)
+        master: torch.Tensor | None = state.get(MASTER)
         if master is None:
             master = state[MASTER] = parameter.float()
             return master
