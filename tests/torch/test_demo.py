@@ -121,6 +121,7 @@ def test_alone_momenta_are_saved_and_a_closure_is_run(alone: None) -> None:
         ({"k": 0}, "whole number from 1 to 4096"),
         ({"k": 32.5}, "k as a whole number"),
         ({"k": "32"}, "k as a whole number"),
+        ({"k": 10**400}, "k as a whole number"),
         ({"k": float("nan")}, "k as a whole number"),
         ({"lr": -1.0}, "lr and weight_decay of at least 0"),
         ({"lr": float("nan")}, "lr and weight_decay of at least 0 and finite"),
