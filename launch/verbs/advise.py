@@ -1,4 +1,4 @@
-"""The verb ``psgc advise``: which regime a job belongs to on its link."""
+"""The verb ``psgc advise``: which of three ways of exchanging gradients pays on a link."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ def advise(
     price_link: Annotated[float, typer.Option(help="With --goodput: of a machine's link, an hour.")] = 0.0,
     as_json: Json = False,
 ) -> None:
-    """Which pays on this link: no compression, bf16, compression every step, or local steps with rare exchanges?
+    """Which pays on this link: no compression, bf16, or a codec in every step?
+
+    Beside it: what optimizers that exchange rarely (psgc.DiLoCo and its relatives), or next to nothing (psgc.DeMo), would take. They are never advised.
 
     Example: psgc advise --model llama-8b --gpu h100 --nodes 8 --link 100
 

@@ -9,12 +9,14 @@
 
 Two magnitudes: those of GROUP values that follow one another are parted at their mean, and each side has its mean, as float16. The paper says only that values
 take two bits; this is psgc's choice.
+Owns the sides of the matrices that DeMo cuts parameters into squares from.
 Sources: Sarfi et al. 2025 (SparseLoCo, arXiv 2508.15706), algorithm 1, for pseudo-gradients: the residual takes the place of the outer momentum.
 Peng, Quesnelle and Kingma 2024 (DeMo, arXiv 2411.19870), algorithm 1: momentum m = beta m + gradient, of which is taken away what was sent.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Final
 
@@ -31,6 +33,20 @@ from psgc.errors import CodecError
 CHUNK: Final = 4096  # elements that the k largest are chosen from
 SIDE: Final = 64
 GROUP: Final = 64  # values that share two magnitudes
+
+
+def sides_of(shape: Sequence[int]) -> tuple[int, int]:
+    """Rows and columns of a parameter as DeMo's matrix: all dimensions but the first are columns; a vector is rows of SIDE."""
+    numel = math.prod(shape)
+    if len(shape) >= 2:
+        return shape[0], numel // shape[0] if shape[0] else 0
+    return -(-numel // SIDE), SIDE
+
+
+def numel_in_squares(shape: Sequence[int]) -> int:
+    """Elements of the squares of SIDE x SIDE that a parameter lies in."""
+    rows, columns = sides_of(shape)
+    return -(-rows // SIDE) * -(-columns // SIDE) * CHUNK
 
 
 def sent(numel: int, k: int) -> int:

@@ -32,6 +32,14 @@ def test_advice_from_a_profile(tmp_path: Path) -> None:
     assert any("no forward time" in note for note in json.loads(done.stdout)["notes"])
 
 
+def test_advice_where_all_gradients_are_ready_at_once(tmp_path: Path) -> None:
+    table = tmp_path / "tiny.csv"
+    table.write_text("name,numel,ready_us\nb,1000000,0\na,5000000,0\n")
+    done = psgc("advise", "--profile", str(table), "--nodes", "4", "--gpus-per-node", "1", "--link", "1")
+    assert done.returncode == 0, done.stderr
+    assert "All gradients are ready at once" in done.stdout
+
+
 def test_the_board_that_a_profile_was_measured_on_is_the_one_that_is_advised_for(tmp_path: Path) -> None:
     table = {"name": "w", "numel": 20_000_000, "ready_us": 0.0}
     path = tmp_path / "profile.json"

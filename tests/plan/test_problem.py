@@ -190,5 +190,5 @@ def test_methods_go_by_name() -> None:
 @pytest.mark.parametrize(("text", "for_"), [("demo:k=16", "psgc.DeMo"), ("sparseloco", "psgc.DiLoCo")])
 def test_a_relayed_codec_is_not_said_to_be_measured_by_psgc_profile(text: str, for_: str) -> None:
     profile = Profile("m", (TensorProfile("a", 1 << 20, 1.0),))
-    with pytest.raises(UsageError, match=f"codec {text}: servers relay its payloads.* neither timed nor planned; it is for {for_}"):
+    with pytest.raises(UsageError, match=f"codec {text}: servers relay its payloads.* no profile times and no plan has; it is for {for_}"):
         codec_costs(text, profile, 4)

@@ -8,13 +8,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import psgc.torch as psgc
 from psgc.codecs import parse_scheme
-from psgc.errors import NonFiniteError, UsageError
+from psgc.errors import NonFiniteError, PsgcError, UsageError
 from psgc.torch.optimizers.demo import from_squares, squares_of, to_squares
 
 
@@ -114,12 +115,96 @@ def test_alone_momenta_are_saved_and_a_closure_is_run(alone: None) -> None:
 
 @pytest.mark.parametrize(
     ("settings", "text"),
-    [({"decay": 1.5}, "decay from 0 to 1"), ({"k": 0}, "k from 1 to 4096"), ({"lr": -1.0}, "lr and weight_decay of at least 0")],
+    [
+        ({"decay": 1.5}, "decay from 0 to 1"),
+        ({"decay": None}, "decay from 0 to 1"),
+        ({"k": 0}, "whole number from 1 to 4096"),
+        ({"k": 32.5}, "k as a whole number"),
+        ({"k": "32"}, "k as a whole number"),
+        ({"k": 10**400}, "k as a whole number"),
+        ({"k": float("nan")}, "k as a whole number"),
+        ({"lr": -1.0}, "lr and weight_decay of at least 0"),
+        ({"lr": float("nan")}, "lr and weight_decay of at least 0 and finite"),
+        ({"lr": float("inf")}, "lr and weight_decay of at least 0 and finite"),
+        ({"weight_decay": float("nan")}, "lr and weight_decay of at least 0 and finite"),
+    ],
 )
 def test_numbers_that_do_not_fit_are_told(alone: None, settings: dict[str, Any], text: str) -> None:
     with pytest.raises(UsageError, match=r".*") as raised:
         psgc.DeMo(model().named_parameters(), **settings)
     assert text in str(raised.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_steps_that_sixteen_bits_round_away_add_up(alone: None, dtype: torch.dtype) -> None:
+    """At 1 bfloat16 has no value that is nearer than 0.004 below, and float16 none within 0.0005."""
+    lr, steps = (1e-3, 50) if dtype == torch.bfloat16 else (1e-4, 50)
+    ends = []
+    for resumed in (False, True):
+        narrow, wide = nn.Parameter(torch.ones(64, 64, dtype=dtype)), nn.Parameter(torch.ones(64, 64))
+        optimizer = psgc.DeMo([("narrow", narrow), ("wide", wide)], lr=lr, k=4096, weight_decay=0.1)
+        for step in range(steps):
+            if resumed and step == 3:  # what three steps added up to is in no parameter yet
+                state = optimizer.state_dict()
+                optimizer = psgc.DeMo([("narrow", narrow), ("wide", wide)], lr=0.5, k=4096)
+                optimizer.load_state_dict(state)
+            narrow.grad, wide.grad = torch.ones_like(narrow), torch.ones_like(wide)
+            optimizer.step()
+        assert torch.equal(narrow, wide.to(dtype)) and (narrow < 1).all()
+        ends.append(narrow.detach().clone())
+    assert torch.equal(*ends)
+
+
+def test_a_narrow_parameter_that_is_written_by_others_goes_on_from_there(alone: None) -> None:
+    parameter = nn.Parameter(torch.ones(70, dtype=torch.bfloat16))
+    optimizer = psgc.DeMo([("w", parameter)], lr=1e-3, k=4096)
+    parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    with torch.no_grad():
+        parameter[:35] = 8.0
+    optimizer.step()
+    master = optimizer.state[parameter]["master"]
+    torch.testing.assert_close(master, torch.cat([torch.full((35,), 8.0 - 1e-3), torch.full((35,), 1.0 - 2e-3)]))
+    assert (parameter[:35] == 8).all()
+
+
+def test_numbers_of_other_types_are_taken(alone: None) -> None:
+    moved = []
+    for settings in ({"decay": 0.5, "k": 32}, {"decay": np.float64(0.5), "k": 32.0}, {"decay": np.float32(0.5), "k": np.int64(32)}):
+        own = model()
+        optimizer = psgc.DeMo(own.named_parameters(), **settings)  # type: ignore[arg-type]
+        own(torch.ones(1, 8)).sum().backward()
+        optimizer.step()
+        moved.append([parameter.detach().clone() for parameter in own.parameters()])
+    for others in moved[1:]:
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(moved[0], others, strict=True))
+
+
+def test_a_parameter_without_elements_is_left_out(alone: None) -> None:
+    full, empty = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(0, 4))
+    optimizer = psgc.DeMo([("empty", empty), ("full", full)], lr=0.5, k=4096)
+    full.grad, empty.grad = torch.ones(3), torch.ones(0, 4)
+    optimizer.step()
+    assert (full == 0.5).all()
+    optimizer.load_state_dict(optimizer.state_dict())
+
+
+def test_a_sparse_gradient_is_told_before_anything_moves(alone: None) -> None:
+    layer = nn.Sequential(nn.Linear(2, 2), nn.Embedding(10, 4, sparse=True))
+    optimizer = psgc.DeMo(layer.named_parameters())
+    before = layer[0].weight.detach().clone()
+    (layer[0](torch.ones(1, 2)).sum() + layer[1](torch.tensor([1, 2])).sum()).backward()
+    with pytest.raises(UsageError, match=r"DeMo: the gradient of '1.weight' is sparse.*sparse=False"):
+        optimizer.step()
+    assert torch.equal(layer[0].weight, before) and not optimizer._alone[0].residual.any()
+
+
+def test_a_state_that_is_refused_changes_nothing(alone: None) -> None:
+    state = psgc.DeMo(model().named_parameters(), lr=0.25).state_dict()
+    optimizer = psgc.DeMo(nn.Sequential(nn.Linear(80, 70), nn.Linear(70, 2)).named_parameters(), lr=0.5)
+    with pytest.raises(PsgcError):
+        optimizer.load_state_dict(state)
+    assert optimizer.param_groups[0]["lr"] == 0.5
 
 
 def test_what_is_no_model_is_told(alone: None) -> None:

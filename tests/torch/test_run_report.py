@@ -89,6 +89,8 @@ def test_the_first_line_says_codec_buckets_and_bytes_a_step() -> None:
     assert script.endswith("sends and receives at most 12.1 MB a step, fp32 8 MB"), (
         "what a script's own codec sends is not known beforehand"
     )
+    for varying in ("topk", "sparseloco"):
+        assert "each worker sends and receives at most " in described(layout_of(varying, 1_000_000), 0), "it depends on the values"
     assert "in 2 buckets, codec onebit (1 bucket), none (1 bucket); " in described(layout_of("onebit", 100_000, 9, fuse_bytes=0), 0)
 
 

@@ -111,8 +111,8 @@ def _curves(name: str, scheme: Scheme, profile: Profile) -> Mapping[str, CostCur
     known = ", ".join(sorted(profile.codecs)) or "none at all"
     if is_relayed(scheme) and "/" not in canonical:
         raise UsageError(
-            f"codec {name}: servers relay its payloads, and each rank adds up as many as there are, which is neither timed nor planned; it is for "
-            f"{'psgc.DeMo' if bare == 'demo' else 'psgc.DiLoCo'} (docs/far-apart.md)"
+            f"codec {name}: servers relay its payloads, and each rank adds up as many as there are, which no profile times and no plan has; it is for "
+            f"{'psgc.DeMo' if bare == 'demo' else 'psgc.DiLoCo'} (docs/far-apart.md), of which psgc advise lists an estimate by itself"
         )
     raise UsageError(f"codec {name}: the profile has no times for it, but for {known}; measure it with psgc profile --codecs {name}")
 

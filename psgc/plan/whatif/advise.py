@@ -1,8 +1,9 @@
-"""Which of four regimes a job on a link belongs to: no compression, bf16, compression every step, or local steps with rare exchanges.
+"""Which of three ways of exchanging gradients pays on a link: no compression, bf16, or a codec in every step. Beside them, what optimizers that exchange
+rarely would take.
 
 The candidates form a ladder, the one that gives up least first. A rung is taken if it saves more of an iteration than its margin of error, and enough
 to be worth what it gives up. The advice is the highest such rung that this version runs. What only a later version could run is mentioned, but never
-advised. Local steps run, but are not advised either: nobody can tell their quality ahead. Owns the ladder and its words.
+advised. Local steps, the ladder's last rung, run, but are not advised either: nobody can tell their quality ahead. Owns the ladder and its words.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from psgc.plan.model.quality import SAFELY, Standard
 from psgc.plan.report.running import is_whole
 from psgc.plan.report.wording import gigabytes, ms
 from psgc.plan.whatif.candidates import BF16, CORNERS, NOMINAL, Candidate, considered, ladder
-from psgc.plan.whatif.rarely import rarely, told_of_losses
+from psgc.plan.whatif.rarely import rarely, told_of_intervals, told_of_losses
 from psgc.plan.whatif.regimes import all_reduce_us, exposure, needed_ratio
 
 # The share of an iteration that a rung must save. bf16 gives up next to nothing; a codec must be tuned and watched; local steps are another
@@ -118,7 +119,7 @@ def _names(candidates: Sequence[Candidate]) -> str:
 
 
 def _regime(found: Sequence[Candidate]) -> Candidate:
-    """The best rung for this link, whether this version runs it or not."""
+    """The best rung for this link, whether this version runs it or not, and local steps, which run and are never the advice."""
     every = [one.in_any_version for one in _in_every_step(found)]
     return climb([climb([one for one in every if one.sound]), _local(found)])
 
@@ -271,6 +272,7 @@ def _notes(
     notes.append("bf16: gradients that are bf16 when they are ready, or cast at no cost")
     if standard.level == EXACT:
         notes.append("quality: a cast to bf16 changes gradients of float32, so if yours are, --quality exact leaves none, as in psgc plan")
+    notes += told_of_intervals(found, profile)
     notes.append(told_of_losses())
     return notes
 

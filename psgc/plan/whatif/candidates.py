@@ -57,7 +57,7 @@ class Candidate:
     """One way to send gradients.
 
     name:              ``none``, ``bf16``, a codec, or one of ``rarely``'s.
-    bytes_per_element: payload bytes per element and iteration.
+    bytes_per_element: payload bytes per element and iteration; the mean of both ways where they differ.
     sound:             whether quality is kept; None if that is not judged.
     times:             where the codec's times come from.
     iteration_us:      forward, backward and synchronization in each corner, with the best plan that runs today, or with the best of any if ``runs``

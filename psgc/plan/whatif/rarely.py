@@ -13,14 +13,15 @@ measured of their losses. Each GPU exchanges for itself, as psgc.DiLoCo, DeMo an
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from psgc.codecs.outer import numel_in_squares
 from psgc.plan.inputs.cluster import Cluster
 from psgc.plan.inputs.estimates import Timed
 from psgc.plan.inputs.profile import Profile
+from psgc.plan.methods.result import Found
 from psgc.plan.methods.search import search
 from psgc.plan.model.problem import Problem, simulate
 from psgc.plan.model.vary import in_halves, varied
@@ -44,6 +45,9 @@ EXCHANGE_SHARE: Final = 0.05  # local steps are the fewest with which exchanges 
 OUTER_CODEC: Final = "int8"
 FRAGMENTS: Final = 8  # of streaming, each of which travels for DELAY steps, as published
 DELAY: Final = 5
+# One-way delays that an exchange of relayed payloads takes beyond the two of its messages, since TCP sends little at first after each pause. Measured with
+# DeMo over 50 ms, for 70 kB a rank (benchmarks/far_apart.jsonl).
+SLOW_START: Final = 4
 SYNCER_BYTES: Final = (0.5, 4.0)  # an element that a learner pushes (int4), and that comes back
 
 
@@ -56,14 +60,19 @@ class Relayed:
     encode_us: float
     decode_us: float
 
+    def bytes_carried(self, ranks: int) -> float:
+        """Bytes an element and exchange, as the mean of both ways: a rank's own payload is sent, and those of all ranks, its own too, come back."""
+        return (1 + ranks) / 2 * self.bytes_per_element
+
     def exchange_us(self, numel: int, cluster: Cluster, corner: Corner) -> float:
         """The time of one exchange of so many elements. Servers are on the nodes: each sends on to all ranks what it has of every rank, so a node's link
-        carries, each way, its GPUs' own payloads and, for each of its GPUs, those of all others."""
+        carries, each way, its GPUs' own payloads and, for each of its GPUs, those of all others. It does so while TCP begins slowly, or takes longer."""
         ranks, link = cluster.gpus, cluster.inter
         payload = self.bytes_per_element * numel
         spread = ESTIMATED**corner.codec
-        sending = cluster.gpus_per_node * ranks * payload * link.us_per_byte / corner.link if cluster.nodes > 1 else 0.0
-        return sending + 2 * link.latency_us + spread * (self.encode_us + ranks * self.decode_us) * numel / 1e6
+        sending = cluster.gpus_per_node * ranks * payload * link.us_per_byte / corner.link
+        travels = 2 * link.latency_us + max(SLOW_START * link.latency_us, sending) if cluster.nodes > 1 else 0.0
+        return travels + spread * (self.encode_us + ranks * self.decode_us) * numel / 1e6
 
 
 SPARSELOCO: Final = Relayed(0.18 / 8, 4_400.0, 500.0)
@@ -78,7 +87,7 @@ def rarely(timed: Timed, cluster: Cluster, codecs: Sequence[str]) -> list[Candid
     found = [_in_fragments("local", exchange, codec, times, 1, 0), _in_fragments("stream", exchange, codec, times, FRAGMENTS, DELAY)]
     found.append(_relayed("sparse", SPARSELOCO, timed.profile, cluster))
     if cluster.gpus_per_node == 1 and cluster.nodes > 1:
-        found.append(_around_a_syncer(timed.profile, cluster))
+        found += _around_a_syncer(timed.profile, cluster)
     return [*found, _demo(timed.profile, cluster)]
 
 
@@ -99,29 +108,39 @@ def fewest(exposed_us: Callable[[int], float], computing: float) -> int:
     return next((steps for steps in LOCAL_STEPS if exposed_us(steps) <= EXCHANGE_SHARE * computing * steps), LOCAL_STEPS[-1])
 
 
-def exposed_in_fragments_us(exchange: float, fragments: int, delay: int, steps: int, computing: float) -> float:
+def exposed_in_fragments_us(exchange: float, fragment: float, fragments: int, delay: int, steps: int, computing: float) -> float:
     """What learners wait in so many steps, during which all is exchanged once: each fragment is waited for as far as it travels longer than ``delay`` steps,
-    and where all together travel longer than the steps take, for the rest of that."""
-    waited = fragments * max(0.0, exchange / fragments - delay * computing)
+    and where all together travel longer than the steps take, for the rest of that. exchange, fragment: the time of all at once, and of one alone."""
+    waited = fragments * max(0.0, fragment - delay * computing)
     return max(waited, exchange - steps * computing) if delay else exchange
 
 
 def _in_fragments(name: str, problem: Problem, codec: str, times: str, fragments: int, delay: int) -> Candidate:
     computing = computing_us(problem.profile)
-    at_once = replace(problem, profile=replace(problem.profile, tensors=tuple(replace(t, ready_us=0.0) for t in problem.profile.tensors)))
     encoded = codec != BF16
-    plan = uncut(at_once) if encoded else search(at_once)
-    if encoded:
-        at_once = replace(at_once, cluster=with_servers(at_once.cluster))
-    steps = fewest(lambda steps: exposed_in_fragments_us(plan.step_us, fragments, delay, steps, computing), computing)
+    whole, plan = _at_once(problem, encoded)
+    one, its_plan = _at_once(problem, encoded, fragments) if fragments > 1 else (whole, plan)
+    steps = fewest(lambda steps: exposed_in_fragments_us(plan.step_us, its_plan.step_us, fragments, delay, steps, computing), computing)
 
     @functools.cache
     def iteration_us(corner: Corner) -> float:
-        exchange = simulate(varied(at_once, change(corner, times)), plan.buckets).step_us
-        return computing + exposed_in_fragments_us(exchange, fragments, delay, steps, computing) / steps
+        varying = change(corner, times)
+        exchange, fragment = (simulate(varied(of, varying), found.buckets).step_us for of, found in ((whole, plan), (one, its_plan)))
+        return computing + exposed_in_fragments_us(exchange, fragment, fragments, delay, steps, computing) / steps
 
     size = (problem.codec.bytes_per_element if encoded else 2.0) / steps
     return Candidate(f"{name}-{steps}", "infrequent", size, None, times, iteration_us, compressed_share(plan), runs=PSGC)
+
+
+def _at_once(problem: Problem, encoded: bool, fragments: int = 1) -> tuple[Problem, Found]:
+    """The exchange, beside no computing, of one of so many fragments, and its plan. A fragment is that share of every tensor, and so has the whole latency."""
+    tensors = tuple(
+        replace(t, ready_us=0.0, numel=-(-t.numel // fragments), shape=t.shape if fragments == 1 else None) for t in problem.profile.tensors
+    )
+    at_once = replace(problem, profile=replace(problem.profile, tensors=tensors))
+    if not encoded:
+        return at_once, search(at_once)
+    return replace(at_once, cluster=with_servers(at_once.cluster)), uncut(at_once)
 
 
 def _relayed(name: str, codec: Relayed, profile: Profile, cluster: Cluster) -> Candidate:
@@ -131,23 +150,44 @@ def _relayed(name: str, codec: Relayed, profile: Profile, cluster: Cluster) -> C
     def iteration_us(corner: Corner) -> float:
         return computing + codec.exchange_us(profile.numel, cluster, corner) / steps
 
-    residual, size = 4.0 * profile.numel, codec.bytes_per_element / steps
+    residual, size = 4.0 * profile.numel, codec.bytes_carried(cluster.gpus) / steps
     return Candidate(f"{name}-{steps}", "infrequent", size, None, "estimated", iteration_us, 1.0, residual, runs=PSGC)
 
 
 def _demo(profile: Profile, cluster: Cluster) -> Candidate:
+    numel = sum(
+        numel_in_squares(tensor.shape or (tensor.numel,)) for tensor in profile.tensors
+    )  # a tensor of unknown shape as a vector, the least
+
     def iteration_us(corner: Corner) -> float:
-        return computing_us(profile) + DEMO.exchange_us(profile.numel, cluster, corner)
+        return computing_us(profile) + DEMO.exchange_us(numel, cluster, corner)
 
-    return Candidate("demo", "infrequent", DEMO.bytes_per_element, None, "estimated", iteration_us, 1.0, runs=PSGC)
+    size = DEMO.bytes_carried(cluster.gpus) * numel / profile.numel
+    return Candidate("demo", "infrequent", size, None, "estimated", iteration_us, 1.0, runs=PSGC)
 
 
-def _around_a_syncer(profile: Profile, cluster: Cluster) -> Candidate:
-    """Computing alone, with the fewest steps in which all learners' pushes, or what comes back, pass its link, however many: a push stays till then."""
+def _around_a_syncer(profile: Profile, cluster: Cluster) -> list[Candidate]:
+    """Computing alone, with the fewest of LOCAL_STEPS in which all learners' pushes, or what comes back, pass its link, however many: a push stays till then.
+    None where the most are not enough."""
     computing = computing_us(profile)
     sent = max(SYNCER_BYTES) * profile.numel * cluster.nodes * cluster.inter.us_per_byte
-    steps = next((steps for steps in LOCAL_STEPS if sent <= steps * computing), math.ceil(sent / computing))
-    return Candidate(f"syncer-{steps}", "infrequent", SYNCER_BYTES[0] / steps, None, "", lambda corner: computing, 1.0, runs=PSGC)
+    enough = [steps for steps in LOCAL_STEPS if sent <= steps * computing][:1]
+    return [
+        Candidate(f"syncer-{steps}", "infrequent", sum(SYNCER_BYTES) / 2 / steps, None, "", lambda corner: computing, 1.0, runs=PSGC)
+        for steps in enough
+    ]
+
+
+def told_of_intervals(found: Sequence[Candidate], profile: Profile) -> list[str]:
+    """Which candidates' exchanges take more than EXCHANGE_SHARE of computing, even with the most of LOCAL_STEPS: a line for people, or none."""
+    computing, rarest = computing_us(profile), f"-{LOCAL_STEPS[-1]}"
+    late = [one for one in found if one.kind == "infrequent" and one.name.endswith(rarest)]
+    over = [one.name for one in late if one.iteration_us(NOMINAL) > (1 + EXCHANGE_SHARE) * computing]
+    return (
+        [f"{', '.join(over)}: exchanges take more than {EXCHANGE_SHARE:.0%} of computing even in every {LOCAL_STEPS[-1]}th step"]
+        if over
+        else []
+    )
 
 
 def told_of_losses() -> str:
@@ -162,4 +202,4 @@ def told_of_losses() -> str:
     )
 
 
-__all__ = ["LOCAL_STEPS", "MEASURED_LOSSES", "exposed_in_fragments_us", "rarely", "told_of_losses"]
+__all__ = ["LOCAL_STEPS", "MEASURED_LOSSES", "exposed_in_fragments_us", "rarely", "told_of_intervals", "told_of_losses"]

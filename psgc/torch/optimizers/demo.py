@@ -8,6 +8,7 @@ has the momentum as its residual, the transform and the choice.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
@@ -16,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from psgc.codecs import BucketContext, Stream, parse_scheme
-from psgc.codecs.outer import CHUNK, SIDE
+from psgc.codecs.outer import CHUNK, SIDE, numel_in_squares, sides_of
 from psgc.codecs.relay import join_payloads
 from psgc.errors import NonFiniteError, UsageError
 from psgc.torch.optimizers.wrapping import refuse_copy
@@ -33,6 +34,7 @@ from psgc.worker.residuals.residual import LayoutMemory, TensorMemory
 
 Named = Iterable[tuple[str, torch.Tensor]]
 _STILL: Final = Stream(0, 0, 0, 0)  # it draws no random numbers
+MASTER: Final = "master"  # in the state of a parameter of 16 bits
 CARRIED: Final = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -49,7 +51,8 @@ class DeMo(torch.optim.Optimizer):
 
     Gradients are this rank's own until step(): clip them, accumulate them or scale them as without psgc. A parameter without a gradient in a step counts as
     zeros, and so do all of a rank whose gradients overflowed under a GradScaler: others' steps need its part all the same. A rank's momentum is part of
-    ``state_dict()``, which every rank must ask for and keep in a file of its own. Raises UsageError for parameters that cannot be, and in a job of several
+    ``state_dict()``, which every rank must ask for and keep in a file of its own. A parameter of 16 bits has a copy in float32, which steps add up in and which
+    is part of the state. Raises UsageError for parameters that cannot be, and in a job of several
     ranks without servers.
     """
 
@@ -64,13 +67,21 @@ class DeMo(torch.optim.Optimizer):
         given = list(named_parameters)
         if any(not isinstance(each, tuple) for each in given):
             raise UsageError("DeMo: expected model.named_parameters(), whose names are the same on every rank")
-        named = [(name, parameter) for name, parameter in given if parameter.requires_grad]
+        # One without elements has no square, and no step:
+        named = [(name, parameter) for name, parameter in given if parameter.requires_grad and parameter.numel()]
         if not named:
             raise UsageError("DeMo: no parameters that require a gradient")
-        if not 0 <= decay <= 1 or not 1 <= k <= CHUNK or lr < 0 or weight_decay < 0:
+        kept, count = _number(decay), _number(k)
+        if not (
+            0 <= _number(lr) < math.inf
+            and 0 <= _number(weight_decay) < math.inf
+            and 0 <= kept <= 1
+            and 1 <= count <= CHUNK
+            and count.is_integer()
+        ):
             raise UsageError(
-                f"DeMo: lr={lr}, decay={decay}, k={k}, weight_decay={weight_decay}: expected lr and weight_decay of at least 0, decay from 0 to 1, and "
-                f"k from 1 to {CHUNK}"
+                f"DeMo: lr={lr}, decay={decay}, k={k}, weight_decay={weight_decay}: expected lr and weight_decay of at least 0 and finite, decay from 0 to 1, "
+                f"and k as a whole number from 1 to {CHUNK}"
             )
         for name, parameter in named:
             refuse_pieces(parameter, name, "DeMo", "its squares would be cut; leave the sharding out, or use psgc.fsdp_hook or psgc.DiLoCo")
@@ -88,7 +99,7 @@ class DeMo(torch.optim.Optimizer):
             )
         self._name = f"demo{api.next_number(session, 'demo')}"
         self._names = [name for name, _ in named]
-        self._codec = f"demo:k={k},beta={decay!r}"
+        self._codec = f"demo:k={int(count)},beta={kept!r}"
         self._loaded = 0
         parse_scheme(self._codec).warm()  # kernels are compiled, or loaded, here and not in the first step
         self._alone = [_Alone(self._codec, squares_of(parameter)) for _, parameter in named] if session.config.solo else []
@@ -125,6 +136,7 @@ class DeMo(torch.optim.Optimizer):
         (group,) = self.param_groups
         # Of a GradScaler whose step() calls this one:
         scale, overflowed = getattr(self, "grad_scale", None), bool(getattr(self, "found_inf", False))
+        self._refuse_sparse()
         for parameter, flat in zip(group["params"], self._squares, strict=True):
             if parameter.grad is None or overflowed:
                 flat.zero_()
@@ -136,12 +148,36 @@ class DeMo(torch.optim.Optimizer):
         for parameter, flat in zip(group["params"], self._squares, strict=True):
             if not parameter.requires_grad:  # frozen since: what is left of its momentum travels, and moves nothing
                 continue
+            moved = self._master_of(parameter)
             if group["weight_decay"]:
-                parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                moved.mul_(1 - group["lr"] * group["weight_decay"])
             direction = from_squares(flat, parameter)
             direction = torch.where(direction.isnan(), direction, direction.sign())  # the sign of NaN is 0, which nobody would see
-            parameter.add_(direction.to(parameter.device, parameter.dtype), alpha=-group["lr"])
+            moved.add_(direction.to(moved.device, moved.dtype), alpha=-group["lr"])
+            if moved is not parameter:
+                parameter.copy_(moved)
         return loss
+
+    def _master_of(self, parameter: torch.Tensor) -> torch.Tensor:
+        """What steps add up in: the parameter if it is float32, else a copy in float32. All steps are as large as lr, which 16 bits may round away for ever."""
+        if parameter.dtype == torch.float32:
+            return parameter
+        state = self.state[parameter]
+        master: torch.Tensor | None = state.get(MASTER)
+        if master is None:
+            master = state[MASTER] = parameter.float()
+            return master
+        # Elements that somebody else has written since, such as broadcast_parameters or a model's load_state_dict, are begun with anew:
+        master.copy_(torch.where(master.to(parameter.dtype) == parameter, master, parameter.float()))
+        return master
+
+    def _refuse_sparse(self) -> None:
+        for parameter, name in zip(self.param_groups[0]["params"], self._names, strict=True):
+            if parameter.grad is not None and parameter.grad.layout != torch.strided:
+                raise UsageError(
+                    f"DeMo: the gradient of {name!r} is sparse, as of nn.Embedding(sparse=True); it takes dense ones: make the layer with sparse=False, or "
+                    "train it by psgc.DistributedOptimizer(torch.optim.SparseAdam(...), ..., sparse=...)"
+                )
 
     def _exchange(self) -> None:
         """Have the squares hold the mean of what all ranks send."""
@@ -176,11 +212,15 @@ class DeMo(torch.optim.Optimizer):
         momentum = state.pop("momentum", None)
         if momentum is None:
             raise UsageError("DeMo.load_state_dict: the state has no momentum; is it another optimizer's?")
-        super().load_state_dict(state)
         checked = saved.check_states(momentum, self._session.rank, self._session.size, self._session.part)
         kept = saved.share_of(checked, saved.MOMENTA, self._session.rank, self._session.size)
         specs = (spec_of(flat, name, name) for flat, name in zip(self._squares, self._names, strict=True))
         check_sizes(specs, kept)
+        super().load_state_dict(state)  # after all checks: a state that is refused changes nothing
+        for parameter, loaded in zip(self.param_groups[0]["params"], state["param_groups"][0]["params"], strict=True):
+            master = state["state"].get(loaded, {}).get(MASTER)
+            if master is not None:  # torch has made it the parameter's type
+                self.state[parameter][MASTER] = master.detach().to(parameter.device, torch.float32, copy=True)
         self._loaded += 1
         self._declare(LayoutMemory(dict(kept.tensors), steps=int(momentum["steps"])))
 
@@ -208,22 +248,24 @@ class _Alone:
         return True
 
 
-def sides_of(parameter: torch.Tensor) -> tuple[int, int]:
-    """Rows and columns of a parameter as a matrix: all dimensions but the first are columns; a vector is rows of 64."""
-    if parameter.dim() >= 2:
-        return parameter.shape[0], parameter.numel() // parameter.shape[0] if parameter.shape[0] else 0
-    return -(-parameter.numel() // SIDE), SIDE
+def _number(value: Any) -> float:
+    """A setting as a float, of whatever type of number it is; NaN, which fits nowhere, for what is no number."""
+    if isinstance(value, (str, bytes)):
+        return math.nan
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
 
 
 def squares_of(parameter: torch.Tensor) -> int:
     """Elements of the squares that a parameter lies in."""
-    rows, columns = sides_of(parameter)
-    return -(-rows // SIDE) * -(-columns // SIDE) * CHUNK
+    return numel_in_squares(parameter.shape)
 
 
 def to_squares(values: torch.Tensor, flat: torch.Tensor) -> None:
     """Write a parameter's values to the squares of 64 x 64 that follow one another in ``flat``, each row by row, filled up with zeros."""
-    rows, columns = sides_of(values)
+    rows, columns = sides_of(values.shape)
     down, across = -(-rows // SIDE), -(-columns // SIDE)
     padded = torch.zeros(down * SIDE, across * SIDE)
     source = values.detach().to("cpu", torch.float32).reshape(-1)
@@ -235,7 +277,7 @@ def to_squares(values: torch.Tensor, flat: torch.Tensor) -> None:
 
 def from_squares(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """The inverse of ``to_squares``: values in the shape of ``like``."""
-    rows, columns = sides_of(like)
+    rows, columns = sides_of(like.shape)
     down, across = -(-rows // SIDE), -(-columns // SIDE)
     whole = flat.view(down, across, SIDE, SIDE).transpose(1, 2).reshape(down * SIDE, across * SIDE)
     return whole[:rows, :columns].reshape(-1)[: like.numel()].view(like.shape)

@@ -232,16 +232,17 @@ def described(layout: Layout, rank: int) -> str:
     others = {index for bucket in layout.buckets if not bucket.is_of(rank) for index in bucket.tensors}
     tensors = [tensor for index, tensor in enumerate(layout.tensors) if index not in others]
     numel = sum(tensor.numel for tensor in tensors)
-    carried = 0
+    carried, varies = 0, False
     for bucket, part in ((of, part) for of in buckets for part in of.parts):
         round_ = layout.scheme(bucket).rounds(part.numel)[part.round]
+        varies = varies or not (round_.pair.push.fixed_size and round_.pair.pull.fixed_size)
         carried += round_.pair.push.payload_bound(round_.numel) + round_.pair.pull.payload_bound(round_.numel)
     if any(
         codec.startswith((f"{SCRIPT_CODEC}:", "rows:")) for codec in codecs
     ):  # payloads take what the script likes, or the rows that it uses
         bytes_ = f"at most {amount(carried)} a step, fp32 {amount(8 * numel)}"
     else:
-        bytes_ = f"{amount(carried)} a step, {_times(8 * numel / carried)} fp32, {_times(4 * numel / carried)} bf16"
+        bytes_ = f"{'at most ' if varies else ''}{amount(carried)} a step, {_times(8 * numel / carried)} fp32, {_times(4 * numel / carried)} bf16"
     return (
         f"{layout.name}: {_count(len(tensors), 'tensor')} ({_count(numel, 'element')}) in {_count(len(buckets), 'bucket')}, "
         f"codec {by}; each worker sends and receives {bytes_}"
