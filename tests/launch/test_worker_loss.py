@@ -592,6 +592,36 @@ def test_what_another_process_could_not_take_part_in_is_refused(launched: Any, t
     ), err
 
 
+ALONE = """
+import torch
+import psgc.torch as psgc
+from psgc.errors import UsageError
+psgc.init()
+model = torch.nn.Linear(3, 1)
+optimizer = psgc.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+
+@psgc.on_membership
+def told(members):
+    for call in (lambda: psgc.push_pull(torch.ones(2), name="told"), lambda: psgc.push_pull_async(torch.ones(2)), psgc.barrier):
+        try:
+            call()
+        except UsageError as error:
+            print(error, flush=True)
+    model(torch.ones(3)).sum().backward()
+
+next(psgc.Elastic(model=model, optimizer=optimizer).steps(2))
+"""
+
+
+def test_nothing_is_synchronised_where_a_process_in_a_dead_ones_place_is_told_alone(launched: Any, tmp_path: Path) -> None:
+    script = tmp_path / "alone.py"
+    script.write_text(ALONE)
+    status, out, err = launched.end(launched.psgc("run", "--no-prefix", "--", sys.executable, str(script), **WAIT))
+    says = "on_membership's callback: a process that takes a dead worker's place is told alone, at its first step"
+    assert (status, out.count(says)) == (1, 6), (out, err)
+    assert says in err.strip().splitlines()[-1], err
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(8))
 def test_many_kills_at_random_steps(launched: Any, seed: int) -> None:
