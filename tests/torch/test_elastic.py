@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import random
 from typing import Any
@@ -360,9 +361,13 @@ def test_layers_that_synchronise_are_named_by_their_places_where_another_process
     layers = [psgc.SyncBatchNorm(2) for _ in range(2)]
     model = torch.nn.ModuleDict({"first": layers[0], "more": torch.nn.Sequential(torch.nn.Linear(2, 2), layers[1])})
     optimizer = psgc.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
-    next(iter(psgc.Elastic(model=model, optimizer=optimizer).steps(1)))
     names = ["SyncBatchNorm.model.first", "SyncBatchNorm.model.more.1"] if followed else ["SyncBatchNorm.0", "SyncBatchNorm.1"]
-    assert [layer._name() for layer in layers] == names
+    for _ in psgc.Elastic(model=model, optimizer=optimizer).steps(2):
+        assert [layer._name() for layer in layers] == names
+        for forward in (2, 3):
+            more = f"@{forward}" if followed else ""
+            copied = copy.deepcopy(layers[1]) if forward == 3 else layers[1]
+            assert [layers[0]._name(), copied._name()] == [f"{name}{more}" for name in names], "a name's result is kept until its next one"
 
 
 def test_a_schedule_of_schedules_goes_on_where_it_was() -> None:

@@ -30,7 +30,7 @@ from psgc.torch.optimizers.averaging import Distributed
 from psgc.torch.session import api
 from psgc.torch.session.uncompiled import uncompiled
 from psgc.torch.tensors.broadcast import broadcast_from_root
-from psgc.torch.tensors.sync_batch_norm import name_by_place
+from psgc.torch.tensors.sync_batch_norm import name_by_place, number_forwards
 from psgc.worker.session import Handover, Session
 
 logger = logging.getLogger(__name__)
@@ -174,6 +174,7 @@ class Elastic(api.Member):
         self._attendance.begin(step)
         beginning = None
         if self._followed:
+            number_forwards(self._session)
             self._state.check_alone()
             self._beside.check()
             self._beside.note()
