@@ -189,7 +189,7 @@ def test_a_worker_dies_in_the_last_of_many_forwards_of_layers_that_synchronise(l
     found = []
     for dies in (-1, 3):
         script = tmp_path / f"normalises{dies}.py"
-        script.write_text(TRAINS[: TRAINS.index('model =')] + NORMALISES.replace("DIES", str(dies)))
+        script.write_text(TRAINS[: TRAINS.index("model =")] + NORMALISES.replace("DIES", str(dies)))
         status, out, err = launched.end(launched.psgc("run", "--no-prefix", "--", sys.executable, str(script), **WAIT))
         assert status == 0, err
         assert err.count("another process takes its place") == (dies >= 0)

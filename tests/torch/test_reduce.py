@@ -33,7 +33,9 @@ def test_in_a_meshs_group_ranks_of_no_group_keep_their_tensors_and_means_are_of_
 def test_where_a_process_may_take_a_dead_workers_place_it_is_refused(ranks: Any, loss: str) -> None:
     def work(rank: int) -> None:
         tensor = torch.full((3,), float(rank))
-        with pytest.raises(UsageError, match=rf"^reduce: under PSGC_ON_WORKER_LOSS={loss} .*; push_pull over all ranks can, in the loop of"):
+        with pytest.raises(
+            UsageError, match=rf"^reduce: under PSGC_ON_WORKER_LOSS={loss} .*; push_pull over all ranks can, in the loop of"
+        ):
             psgc.reduce([tensor], [(0, 1)], "gradients")
         assert torch.equal(tensor, torch.full((3,), float(rank)))
 

@@ -29,7 +29,8 @@ _recvmsg: Any = types.ExternalFunction("recvmsg", types.intp(types.int32, types.
 _poll: Any = types.ExternalFunction("poll", types.int32(types.intp, types.uintp, types.int32))
 _FLAGS: Final = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 _POLLIN, _POLLOUT, _BROKEN = 1, 4, 8 | 32  # POLLERR, POLLNVAL
-_HUNG_UP: Final = 16  # POLLHUP: closed in both directions. What came before that can still be received, but a send that fails has taken the error with it
+# POLLHUP: closed in both directions. What came before that can still be received; a send that has failed has taken the error, so no POLLERR tells of it.
+_HUNG_UP: Final = 16
 _COUNTED: Any = types.UniTuple(types.int64, 5)  # type: ignore[no-untyped-call]
 _WORDS: Final = 7  # of a msghdr, of eight bytes each
 

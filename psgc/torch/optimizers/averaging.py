@@ -35,7 +35,7 @@ class Distributed(torch.optim.Optimizer):
     _psgc_names: dict[torch.Tensor, str]
     _psgc_completing: Completing
     _psgc_updated: int = 0  # so many of the next updates have been made already, in another rank's state (psgc.torch.Elastic)
-    _psgc_raised: Callable[[], None] | None = None  # called where an update has raised, after whose hooks no others run (psgc.torch.Elastic)
+    _psgc_raised: Callable[[], None] | None = None  # called where an update has raised: no hook after it runs then (psgc.torch.Elastic)
 
     __getstate__ = refuse_copy
 

@@ -18,7 +18,8 @@ from psgc.torch.session.uncompiled import uncompiled
 from psgc.torch.tensors.push_pull import push_pull
 from psgc.worker.session import Session
 
-_forwards: WeakKeyDictionary[Session, Counter[str]] = WeakKeyDictionary()  # in the step under way, by name, where ``number_forwards`` was called
+# In the step under way, by name; of sessions for which ``number_forwards`` was called.
+_forwards: WeakKeyDictionary[Session, Counter[str]] = WeakKeyDictionary()
 
 
 def name_by_place(model: nn.Module) -> None:
