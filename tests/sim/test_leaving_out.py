@@ -175,7 +175,7 @@ def test_a_result_that_a_new_process_needs_and_that_is_gone_ends_the_job_with_a_
     assert [action.header.kind for action in state.contribute(1, push(1, 1), "b") if isinstance(action, Reply)] == [Kind.ACK]
     state.replaced(1)
     assert answered(state.contribute(1, push(1, 2), "b")) == [1]
-    with pytest.raises(RemoteProtocolError, match="give what one step of .* synchronises several times a name each time") as gone:
+    with pytest.raises(RemoteProtocolError, match=r"give what one step of .* synchronises several times a name each time") as gone:
         state.contribute(1, push(1, 1), "b")
     assert gone.value.code == ErrorCode.WRONG_STEP, "which a worker ends the job by"
     state.contribute(1, push(1, 3), "b")
