@@ -100,8 +100,8 @@ class KeyState:
         self._check_contributor(rank)
         if header.step < self.step - 1 and rank in self.new:
             raise RemoteProtocolError(
-                f"worker {rank}, whose process has taken a dead one's place, begins a step in which {self.spec.describe()} was synchronised more than twice "
-                f"before; the first result is gone: synchronise a name at most twice in one step of psgc.torch.Elastic",
+                f"worker {rank}, whose process has taken a dead one's place, begins a step in which {self.spec.describe()} was synchronised twice or "
+                f"more before; the first result is gone: give what one step of psgc.torch.Elastic synchronises several times a name each time",
                 ErrorCode.WRONG_STEP,
             )
         if header.step == self.step - 1 and self.late is not None and self.late.owes(rank):

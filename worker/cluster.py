@@ -98,6 +98,7 @@ class ClusterSession(SessionWithOutcome):
         return session
 
     def declare(self, declaration: Declaration) -> Layout:
+        self.check_together()
         declaration = self._checked(declaration)
         known = self._network.membership.layouts.get(declaration.name)
         if known is not None:
@@ -123,11 +124,13 @@ class ClusterSession(SessionWithOutcome):
         self, layout: Layout, bucket: int, buffer: BucketBuffer, *, skip: bool = False, previous_skipped: int = 0,
         rescale: float = 1.0,
     ) -> Ticket:  # fmt: skip
+        self.check_together()
         ticket = self.issue(layout, bucket)
         self._executor.submit(layout, bucket, Submission(buffer, ticket, skip, previous_skipped, rescale))
         return ticket
 
     def submit_named(self, declaration: Declaration, buffer: BucketBuffer, *, skip: bool = False, priority: int | None = None) -> Ticket:
+        self.check_together()
         declaration = self._checked(declaration)
         ticket = self.outcome.board.issue()
         submission = Submission(buffer, ticket, skip, priority=priority)
@@ -152,6 +155,7 @@ class ClusterSession(SessionWithOutcome):
                 self._executor.submit(layout, 0, submission)
 
     def barrier(self) -> None:
+        self.check_together()
         with self._lock:
             self._barriers += 1
             number = self._barriers

@@ -5,6 +5,7 @@ Owns the interface only; `solo.py` and `cluster.py` implement it. Knows NumPy ar
 
 from __future__ import annotations
 
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from psgc.codecs import Scheme
 from psgc.config import Config
+from psgc.errors import UsageError
 from psgc.layout import Declaration, Layout
 from psgc.observe.figures import Figures
 from psgc.observe.worker_trace import WorkerTrace
@@ -98,6 +100,7 @@ class Session(ABC):
     figures: Figures | None = None  # of its steps, where somebody is told of them
     trace: WorkerTrace | None = None  # where this process records its timeline, if it does
     incarnation: int = 1  # which of the processes that follow one another in its rank's place it is
+    alone_in: str = ""  # a call of the script's that the thread that trains is in, and other ranks perhaps not
     groups_of: Callable[[str], Groups] | None = None  # makes groups by a name, where the front end has a backend for them
 
     @property
@@ -168,6 +171,14 @@ class Session(ABC):
     @abstractmethod
     def barrier(self) -> None:
         """Wait until every worker has called it as often as this one."""
+
+    def check_together(self) -> None:
+        """Raise UsageError where this thread is ``alone_in`` a call, and so must synchronise nothing."""
+        if self.alone_in and threading.get_ident() == self.rest.trains:
+            raise UsageError(
+                f"{self.alone_in}: a process that takes a dead worker's place is told alone, at its first step, so nothing can be synchronised here "
+                f"(PSGC_ON_WORKER_LOSS={self.config.on_worker_loss}); do it in the loop of psgc.torch.Elastic"
+            )
 
     @property
     def progress(self) -> Progress:

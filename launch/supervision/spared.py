@@ -42,6 +42,11 @@ class Spared:
             return False
         return self.may_be[number]()
 
+    def excuses(self, number: int, account: Account, failed: bool) -> bool:
+        """Whether a process that has died is no cause. failed: whether the job has failed, after which nobody is spared; but who was told that it came too late
+        for the job has died of that."""
+        return number in self.too_late if failed else self.spares(number, account)
+
     def lose(self, number: int, end: str, status: int) -> str:
         """It is not followed by another. Returns what to say."""
         late = number in self.too_late

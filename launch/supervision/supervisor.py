@@ -304,7 +304,7 @@ class Supervisor:
                 self.say(f"after the workers had ended, {self._how_ended(number)}")
         elif ours:
             self.blame.end(number)
-        elif child.status and not self.blame.failed and self._spared.spares(number, self.blame.accounts[number]):
+        elif child.status and self._spared.excuses(number, self.blame.accounts[number], self.blame.failed):
             self.blame.leave_out(number)
             if text := self._spared.lose(number, self._how_ended(number), child.status):
                 self.say(text)

@@ -171,7 +171,7 @@ import os, sys
 from psgc.launch.supervision.ending import Patience
 from psgc.launch.supervision.supervisor import Supervisor
 with Supervisor("launcher", False, Patience(service_s={grace_s}, term_s=0.2)) as supervisor:
-    supervisor.start("first", [sys.executable, "-c", {first!r}], os.environ)
+    supervisor.start({name!r}, [sys.executable, "-c", {first!r}], os.environ, service={name!r} == "scheduler")
     supervisor.start("second", [sys.executable, "-c", {second!r}], os.environ, replaced=True, spared=lambda: True)
     status = supervisor.run()
 sys.exit(status)
@@ -194,9 +194,24 @@ def test_who_is_back_at_the_end_of_a_training_is_waited_for(launched: Any, tmp_p
     if told == "after":
         steps.append(steps.pop(0))
     second += "".join(steps) + f"time.sleep({grace_s} + 1); print('saved')"
-    status, out, err = launched.end(launched.python("-c", SHRINKS.format(grace_s=grace_s, first=first, second=second)))
+    status, out, err = launched.end(launched.python("-c", SHRINKS.format(name="first", grace_s=grace_s, first=first, second=second)))
     assert (status, out) == (0, "saved\n"), err
     assert "ending second" not in err, err
+
+
+def test_who_was_coming_back_when_the_job_failed_is_not_the_reason(launched: Any, tmp_path: Path) -> None:
+    """It is told so before its first step, and ends when the launcher has heard from the scheduler why the job has failed."""
+    late, failed = str(tmp_path / "late"), str(tmp_path / "failed")
+    scheduler = TELLING + f"tell('joining')\nwhile not os.path.exists({late!r}): time.sleep(0.05)\n"
+    scheduler += f"tell('job failed', 'nobody is left who has the state'); open({failed!r}, 'w').close(); sys.exit(1)"
+    second = (
+        TELLING + "import signal; tell('joined', rank=1)\nif os.environ['PSGC_INCARNATION'] == '1': os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    second += f"tell('job failed', 'worker 1 has come too late'); open({late!r}, 'w').close()\n"
+    second += f"while not os.path.exists({failed!r}): time.sleep(0.05)\nsys.exit(1)"
+    status, _, err = launched.end(launched.python("-c", SHRINKS.format(name="scheduler", grace_s=100, first=scheduler, second=second)))
+    assert status == 1, err
+    assert last(err) == "launcher: nobody is left who has the state", err
 
 
 def test_children_of_children_end_with_the_job(launched: Any) -> None:

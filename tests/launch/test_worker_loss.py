@@ -166,6 +166,37 @@ print("found", [f"{value:.9g}" for t in model.state_dict().values() for value in
 """
 
 
+# Layers that synchronise in each of a step's micro-batches, of which the last one has not come.
+NORMALISES = """
+torch.manual_seed(0)
+layers = torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 1)
+model = psgc.SyncBatchNorm.convert_sync_batchnorm(torch.nn.Sequential(*layers))
+optimizer = psgc.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), backward_passes_per_step=4)
+elastic = psgc.Elastic(model=model, optimizer=optimizer, seed=1)
+for step in elastic.steps(5):
+    optimizer.zero_grad()
+    for batch in range(4):
+        if psgc.rank() == 1 and (step, batch) == (DIES, 3) and not elastic.replaced:
+            os.kill(os.getpid(), signal.SIGKILL)
+        model(torch.rand(4, 3)).square().mean().backward()
+    optimizer.step()
+print("found", [f"{value:.9g}" for t in model.state_dict().values() for value in t.flatten().tolist()])
+"""
+
+
+def test_a_worker_dies_in_the_last_of_many_forwards_of_layers_that_synchronise(launched: Any, tmp_path: Path) -> None:
+    """Its successor runs all of them again, and gets what each had."""
+    found = []
+    for dies in (-1, 3):
+        script = tmp_path / f"normalises{dies}.py"
+        script.write_text(TRAINS[: TRAINS.index("model =")] + NORMALISES.replace("DIES", str(dies)))
+        status, out, err = launched.end(launched.psgc("run", "--no-prefix", "--", sys.executable, str(script), **WAIT))
+        assert status == 0, err
+        assert err.count("another process takes its place") == (dies >= 0)
+        found += [line for line in out.splitlines() if "found" in line]
+    assert len(found) == 4 and len(set(found)) == 1, found
+
+
 def test_hooks_of_an_update_that_is_left_out_run(launched: Any, tmp_path: Path) -> None:
     found = []
     for dies in (-1, 3):
@@ -590,6 +621,36 @@ def test_what_another_process_could_not_take_part_in_is_refused(launched: Any, t
     assert (
         "under PSGC_ON_WORKER_LOSS=wait a process that takes a dead worker's place could not take part; " in err.strip().splitlines()[-1]
     ), err
+
+
+ALONE = """
+import torch
+import psgc.torch as psgc
+from psgc.errors import UsageError
+psgc.init()
+model = torch.nn.Linear(3, 1)
+optimizer = psgc.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+
+@psgc.on_membership
+def told(members):
+    for call in (lambda: psgc.push_pull(torch.ones(2), name="told"), lambda: psgc.push_pull_async(torch.ones(2)), psgc.barrier):
+        try:
+            call()
+        except UsageError as error:
+            print(error, flush=True)
+    model(torch.ones(3)).sum().backward()
+
+next(psgc.Elastic(model=model, optimizer=optimizer).steps(2))
+"""
+
+
+def test_nothing_is_synchronised_where_a_process_in_a_dead_ones_place_is_told_alone(launched: Any, tmp_path: Path) -> None:
+    script = tmp_path / "alone.py"
+    script.write_text(ALONE)
+    status, out, err = launched.end(launched.psgc("run", "--no-prefix", "--", sys.executable, str(script), **WAIT))
+    says = "on_membership's callback: a process that takes a dead worker's place is told alone, at its first step"
+    assert (status, out.count(says)) == (1, 6), (out, err)
+    assert says in err.strip().splitlines()[-1], err
 
 
 @pytest.mark.long

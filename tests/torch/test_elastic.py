@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import random
 from typing import Any
@@ -360,9 +361,13 @@ def test_layers_that_synchronise_are_named_by_their_places_where_another_process
     layers = [psgc.SyncBatchNorm(2) for _ in range(2)]
     model = torch.nn.ModuleDict({"first": layers[0], "more": torch.nn.Sequential(torch.nn.Linear(2, 2), layers[1])})
     optimizer = psgc.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
-    next(iter(psgc.Elastic(model=model, optimizer=optimizer).steps(1)))
     names = ["SyncBatchNorm.model.first", "SyncBatchNorm.model.more.1"] if followed else ["SyncBatchNorm.0", "SyncBatchNorm.1"]
-    assert [layer._name() for layer in layers] == names
+    for _ in psgc.Elastic(model=model, optimizer=optimizer).steps(2):
+        assert [layer._name() for layer in layers] == names
+        for forward in (2, 3):
+            more = f"@{forward}" if followed else ""
+            copied = copy.deepcopy(layers[1]) if forward == 3 else layers[1]
+            assert [layers[0]._name(), copied._name()] == [f"{name}{more}" for name in names], "a name's result is kept until its next one"
 
 
 def test_a_schedule_of_schedules_goes_on_where_it_was() -> None:
@@ -483,6 +488,40 @@ def test_what_raises_when_the_state_is_read_ends_the_job_with_its_line(monkeypat
     elastic._given[1] = 1
     elastic._give(Handover(1, 1, takes=False))
     assert said == ["rank 0 could not give the training's state to rank 1, whose process is new: RuntimeError: factors are not there"]
+
+
+@pytest.mark.parametrize("first", ["the script's hook", "Elastic"])
+def test_rates_are_scaled_after_the_scripts_hooks_and_put_back_also_where_the_update_raises(
+    first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(elastic_module.Attendance, "share", 0.5)
+    model = torch.nn.Linear(1, 1, bias=False)
+    optimizer: Any = psgc.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=9.0), model.named_parameters())
+
+    def sets(*_: Any) -> None:
+        optimizer.param_groups[0]["lr"] = 0.5
+
+    def raises(*_: Any) -> None:
+        raise RuntimeError("no memory")
+
+    if first != "Elastic":
+        optimizer.register_step_pre_hook(sets)
+    elastic = psgc.Elastic(model=model, optimizer=optimizer, scale_lr=True)
+    if first == "Elastic":
+        optimizer.register_step_pre_hook(sets)
+    for number in elastic.steps(4):
+        before = model.weight.item()
+        optimizer.zero_grad()
+        model(torch.ones(1)).sum().backward()
+        if number == 1:
+            hook = optimizer.register_step_pre_hook(raises)
+            with pytest.raises(RuntimeError, match="no memory"):
+                optimizer.step()
+            hook.remove()
+        else:
+            optimizer.step()
+        assert before - model.weight.item() == pytest.approx(0.0 if number == 1 else 0.25)
+        assert optimizer.param_groups[0]["lr"] == 0.5
 
 
 def test_who_takes_part_is_told_once_before_the_steps_and_not_asked_for_after() -> None:

@@ -6,6 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
+
+import psgc.torch as psgc
+from psgc.errors import UsageError
 
 
 @pytest.mark.parametrize("servers", [1, 0])
@@ -23,3 +27,16 @@ def test_in_a_meshs_group_ranks_of_no_group_keep_their_tensors_and_means_are_of_
 ) -> None:
     texts = make_job(nodes=6, servers=servers).said(job="mesh_reduces.py")
     assert [f"all right in {[rank % 2, rank % 2 + 2, rank % 2 + 4]}" in text for rank, text in enumerate(texts)] == [True] * 6
+
+
+@pytest.mark.parametrize("loss", ["wait", "shrink"])
+def test_where_a_process_may_take_a_dead_workers_place_it_is_refused(ranks: Any, loss: str) -> None:
+    def work(rank: int) -> None:
+        tensor = torch.full((3,), float(rank))
+        with pytest.raises(
+            UsageError, match=rf"^reduce: under PSGC_ON_WORKER_LOSS={loss} .*; push_pull over all ranks can, in the loop of"
+        ):
+            psgc.reduce([tensor], [(0, 1)], "gradients")
+        assert torch.equal(tensor, torch.full((3,), float(rank)))
+
+    ranks.run(2, work, on_worker_loss=loss)

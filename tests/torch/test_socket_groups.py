@@ -24,6 +24,7 @@ from psgc.torch.collectives.groups import JobGroups, job_groups
 from psgc.transport.pacing import Pace, make_file
 from psgc.transport.tcp import TRANSPORT
 from psgc.worker.collectives import connections, socket_group
+from psgc.worker.collectives.pump import Outcome, Streams, pump
 from psgc.worker.collectives.socket_group import SocketGroup
 from psgc.worker.collectives.sums import Adder
 from psgc.worker.solo import SoloSession
@@ -48,6 +49,70 @@ def test_groups_find_each_other_by_ipv6() -> None:
 def test_who_leaves_breaks_the_groups_of_the_others_who_report_it_if_nobody_else_does() -> None:
     said = said_when_another_leaves(CONFIG)
     assert said == "rank 0: all_reduce of 7 float32 in the group of ranks 0, 1 failed: rank 1 has left the group"
+
+
+def connected() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        one = socket.create_connection(listener.getsockname())
+        other, _ = listener.accept()
+    one.setblocking(False)
+    return one, other
+
+
+def sent_over(one: socket.socket) -> Outcome:
+    return pump(np.array([one.fileno()], np.int64), Streams.of([[np.ones(64, np.uint8)]]), Streams.of([[]]), 1_000).outcome
+
+
+def test_whoever_only_sends_to_a_peer_that_has_gone_hears_of_it_each_time() -> None:
+    """A send that fails takes the socket's error, and no poll tells it any more."""
+    one, other = connected()
+    other.close()
+    found: list[Outcome] = []
+
+    def send() -> None:
+        while found.count(Outcome.BROKEN) < 3:  # the first bytes leave before the other end says that it is closed
+            found.append(sent_over(one))
+
+    sending = threading.Thread(target=send, daemon=True)
+    sending.start()
+    sending.join(120)
+    assert not sending.is_alive(), f"after {found} a send has not returned"
+    one.close()
+
+
+def test_a_peer_that_sends_no_more_and_still_receives_is_not_gone() -> None:
+    one, other = connected()
+    with one, other:
+        other.shutdown(socket.SHUT_WR)
+        assert [sent_over(one) for _ in range(3)] == [Outcome.DONE] * 3
+        assert len(other.recv(192, socket.MSG_WAITALL)) == 192
+
+
+def test_a_session_whose_check_raises_ends_a_collective_that_stands_still() -> None:
+    """Nobody else ends the connections of a handover that is given up."""
+    given_up, over = threading.Event(), threading.Event()
+
+    def run(groups: JobGroups, rank: Rank) -> None:
+        group = groups.group((0, 1))
+        if rank.rank == 1:
+            over.wait()
+            return
+
+        def check() -> None:
+            if given_up.is_set():
+                raise GroupError("the handover has been given up")
+
+        rank.check = check  # type: ignore[method-assign]
+        threading.Timer(0.2, given_up.set).start()
+        try:
+            group.exchange([None, None], [None, np.zeros(4, np.uint8)])
+        finally:
+            over.set()
+
+    (error, nothing) = on_ranks(2, run, replace(CONFIG, step_timeout_s=1e6))
+    assert nothing is None
+    assert isinstance(error, GroupError)
+    assert str(error) == "the handover has been given up"
 
 
 def test_a_job_that_fails_ends_what_is_under_way_on_its_groups_with_the_jobs_own_error() -> None:

@@ -29,6 +29,8 @@ _recvmsg: Any = types.ExternalFunction("recvmsg", types.intp(types.int32, types.
 _poll: Any = types.ExternalFunction("poll", types.int32(types.intp, types.uintp, types.int32))
 _FLAGS: Final = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 _POLLIN, _POLLOUT, _BROKEN = 1, 4, 8 | 32  # POLLERR, POLLNVAL
+# POLLHUP: closed in both directions. What came before that can still be received; a send that has failed has taken the error, so no POLLERR tells of it.
+_HUNG_UP: Final = 16
 _COUNTED: Any = types.UniTuple(types.int64, 5)  # type: ignore[no-untyped-call]
 _WORDS: Final = 7  # of a msghdr, of eight bytes each
 
@@ -189,6 +191,6 @@ def _pump(
             return 1, sent, received, ever, -1
         for peer in range(peers):
             events = (poll[2 * peer + 1] >> 16) & 0xFFFF if poll[2 * peer] >= 0 else 0
-            if events & _BROKEN:
+            if events & _BROKEN or (events & _HUNG_UP and poll[2 * peer + 1] & _POLLOUT):
                 return 2, sent, received, ever, peer
             readable[peer] = 1

@@ -229,14 +229,14 @@ class SocketGroup(PeerGroup[Connections]):
         describe(one)
         one.then(None)
         self._number += 1
-        _Transfer(self._peers, one, self._number, what).run()
+        _Transfer(self._session, self._peers, one, self._number, what).run()
 
 
 class _Transfer:
     """One collective's streams under way."""
 
-    def __init__(self, peers: Connections, one: _Collective, number: int, what: str) -> None:
-        self._peers, self._one, self._what = peers, one, what
+    def __init__(self, session: Session, peers: Connections, one: _Collective, number: int, what: str) -> None:
+        self._session, self._peers, self._one, self._what = session, peers, one, what
         digest = zlib.crc32(what.encode())
         self._number = number
         self._heads = [_head(number, digest, stream) for stream in one.out]
@@ -287,7 +287,7 @@ class _Transfer:
             self._opened[place] = count
 
     def _move(self, all_out: bool) -> None:
-        """Send what may leave, and receive what is wanted now. all_out: wait until all has left, too. Raises Closed."""
+        """Send what may leave, and receive what is wanted now. all_out: wait until all has left, too. Raises Closed, or what the session's check does."""
         peers, quiet_since = self._peers, time.monotonic()
         while not (self._in.done and (self._out.done or not all_out)):
             moved = self._pumped(all_out)
@@ -299,6 +299,7 @@ class _Transfer:
                 return
             if moved.any:
                 quiet_since = time.monotonic()
+            self._session.check()  # a handover that is given up has nobody who ends its connections
             self._check()
             if time.monotonic() - quiet_since > peers.timeout_s:
                 raise Closed(self._late())

@@ -1,8 +1,8 @@
 """Whether parameters were swapped for others, and back, around the moment at which another rank was given them.
 
 So it is where a moving average's weights are swapped in for an evaluation whose loss is averaged: this rank rests there. Parameters may change beside the
-optimizer's updates where that comes to the same if it is done twice, as clipping does: so before they are given, or after, not both.
-Seen by an element of a few parameters each, for a copy of all at each update would cost as much memory as they do.
+optimizer's updates where that comes to the same if it is done twice, as clipping does: so before they are given, or after, not both. Seen by an element of a
+few parameters each, for a copy of all at each update would cost as much memory as they do.
 """
 
 from __future__ import annotations

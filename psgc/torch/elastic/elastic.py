@@ -30,7 +30,7 @@ from psgc.torch.optimizers.averaging import Distributed
 from psgc.torch.session import api
 from psgc.torch.session.uncompiled import uncompiled
 from psgc.torch.tensors.broadcast import broadcast_from_root
-from psgc.torch.tensors.sync_batch_norm import name_by_place
+from psgc.torch.tensors.sync_batch_norm import name_by_place, number_forwards
 from psgc.worker.session import Handover, Session
 
 logger = logging.getLogger(__name__)
@@ -96,7 +96,9 @@ class Elastic(api.Member):
         self._unread = 2  # beginnings of steps that are still to be tried to read
         self._session.hear_of_handovers(self._heard)
         self._before = self._optimizer.register_step_pre_hook(self._before_step)
+        self._scaled = self._optimizer.register_step_pre_hook(self._scale_rates)
         self._updated = self._optimizer.register_step_post_hook(self._after_update)
+        self._optimizer._psgc_raised = self._put_rates_back
         self._after = self._optimizer.register_step_post_hook(self._after_step)
         api.add_member(self)
 
@@ -174,6 +176,7 @@ class Elastic(api.Member):
         self._attendance.begin(step)
         beginning = None
         if self._followed:
+            number_forwards(self._session)
             self._state.check_alone()
             self._beside.check()
             self._beside.note()
@@ -196,6 +199,7 @@ class Elastic(api.Member):
         before: Any = self._optimizer._optimizer_step_pre_hooks  # OrderedDicts, though torch's annotations say dict
         after: Any = self._optimizer._optimizer_step_post_hooks
         before.move_to_end(self._before.id, last=False)
+        before.move_to_end(self._scaled.id)
         after.move_to_end(self._updated.id, last=False)
         after.move_to_end(self._after.id)
 
@@ -214,13 +218,20 @@ class Elastic(api.Member):
                 self._session.check()
             self._changing = self._updating = True
         self._beside.check()
-        if self._scale_lr and self._attendance.share < 1:
+
+    @uncompiled
+    def _scale_rates(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        """After the script's hooks, which may set rates. An update that is left out has none."""
+        if self._scale_lr and self._attendance.share < 1 and not self._optimizer._psgc_updated:
             self._rates = [group["lr"] for group in self._optimizer.param_groups]
             for group in self._optimizer.param_groups:
                 group["lr"] = group["lr"] * self._attendance.share
 
     @uncompiled
     def _after_update(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        self._put_rates_back()
+
+    def _put_rates_back(self) -> None:
         for group, rate in zip(self._optimizer.param_groups, self._rates, strict=bool(self._rates)):
             group["lr"] = rate
         self._rates = []

@@ -37,6 +37,11 @@ class _Quiet:
         if self._given_up():
             raise GroupError("the handover has been given up")
 
+    @property
+    def failed(self) -> bool:
+        """A broken handover waits for no word of the job's failure: whoever reads the state for it holds up the training."""
+        return True
+
     def lookup(self, name: str) -> bytes:
         """As the session's, until the handover is given up."""
         found: list[bytes] = []

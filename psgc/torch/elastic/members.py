@@ -53,8 +53,9 @@ _calls: WeakKeyDictionary[Session, _Calls] = WeakKeyDictionary()
 
 def on_membership(callback: Call) -> Call:
     """Have ``callback`` told which ranks take part in the training: by ``psgc.torch.Elastic`` at the beginning of its first step, and of each step at which
-    they have changed, the same step on all ranks, in the thread that trains. Every rank must ask for it, before the first step. Returns the callback, so that
-    it can be a decorator. Raises UsageError once steps have begun."""
+    they have changed, the same step on all ranks, in the thread that trains. A process that takes a dead worker's place is told alone, at its first step: so
+    under PSGC_ON_WORKER_LOSS=wait and shrink nothing can be synchronised within ``callback`` (UsageError). Every rank must ask for it, before the first step.
+    Returns the callback, so that it can be a decorator. Raises UsageError once steps have begun."""
     of = _calls.setdefault(api.current_session(), _Calls([]))
     if of.closed:
         raise UsageError("on_membership() after the first step of Elastic: call it before, on every rank")
@@ -89,8 +90,16 @@ class Attendance:
             self.ranks = tuple(torch.nonzero(came).flatten().tolist())
         if self.ranks != self._told:
             self._told = self.ranks
+            self._tell(Members(step, self.ranks, self._session.rank, self._session.size))
+
+    def _tell(self, members: Members) -> None:
+        session = self._session
+        session.alone_in = "on_membership's callback" if session.config.on_worker_loss != "stop" and session.size > 1 else ""
+        try:
             for call in self._calls:
-                call(Members(step, self.ranks, self._session.rank, self._session.size))
+                call(members)
+        finally:
+            session.alone_in = ""
 
     def take_part(self) -> None:
         """In the step that begins, once its state is kept."""

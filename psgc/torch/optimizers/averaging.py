@@ -35,6 +35,7 @@ class Distributed(torch.optim.Optimizer):
     _psgc_names: dict[torch.Tensor, str]
     _psgc_completing: Completing
     _psgc_updated: int = 0  # so many of the next updates have been made already, in another rank's state (psgc.torch.Elastic)
+    _psgc_raised: Callable[[], None] | None = None  # called where an update has raised: no hook after it runs then (psgc.torch.Elastic)
 
     __getstate__ = refuse_copy
 
@@ -71,7 +72,12 @@ class Distributed(torch.optim.Optimizer):
             self._psgc_updated -= 1
             result = None
         else:
-            result = self._psgc_apply(closure)
+            try:
+                result = self._psgc_apply(closure)
+            except BaseException:
+                if self._psgc_raised is not None:
+                    self._psgc_raised()
+                raise
         self._psgc_gradients.end_step(has_applied(self))
         return result
 

@@ -6,6 +6,7 @@ Owns the names of such reductions. Each group has buckets of its own, of which i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 from weakref import WeakKeyDictionary
 
 import torch
@@ -13,11 +14,14 @@ import torch
 from psgc.errors import UsageError
 from psgc.layout import BucketSpec, Declaration
 from psgc.torch.session import api
+from psgc.torch.session.replaceable import refuse_replaceable
 from psgc.torch.session.uncompiled import uncompiled
 from psgc.torch.tensors.codec_text import CodecGiven, codec_text
 from psgc.torch.tensors.declaring import declaration, spec_of
 from psgc.torch.tensors.sent import TensorExchange
 from psgc.worker.session import Session
+
+INSTEAD: Final = "push_pull over all ranks can, in the loop of psgc.torch.Elastic; use these, or PSGC_ON_WORKER_LOSS=stop"
 
 _exchanges: WeakKeyDictionary[Session, dict[str, tuple[Declaration, TensorExchange]]] = WeakKeyDictionary()
 
@@ -38,10 +42,11 @@ def reduce(
     name:    the same on all ranks for the same tensors and groups; the first call of a name waits for all ranks to make it.
     compression: codec text, with error feedback where the codec has it. Tensors of fewer bytes than PSGC_MIN_COMPRESS_BYTES go uncompressed.
     Raises UsageError for groups that overlap or name ranks that the job lacks, and for a name used before for other tensors or groups; CodecError;
-    LayoutMismatch where ranks differ, naming the first tensor.
+    LayoutMismatch where ranks differ, naming the first tensor. UsageError under PSGC_ON_WORKER_LOSS=wait and shrink.
     """
     session = api.current_session()
     session.check()
+    refuse_replaceable(session, "reduce", INSTEAD)
     wanted = _declaration(session, tensors, _checked(groups, session), name, bool(average), compression)
     known = _exchanges.setdefault(session, {})
     before = known.get(name)

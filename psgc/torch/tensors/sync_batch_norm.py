@@ -6,7 +6,9 @@ deviation. push_pull is differentiable, and so the gradients are those of the su
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -14,6 +16,10 @@ from torch import nn
 from psgc.torch.session import api
 from psgc.torch.session.uncompiled import uncompiled
 from psgc.torch.tensors.push_pull import push_pull
+from psgc.worker.session import Session
+
+# In the step under way, by name; of sessions for which ``number_forwards`` was called.
+_forwards: WeakKeyDictionary[Session, Counter[str]] = WeakKeyDictionary()
 
 
 def name_by_place(model: nn.Module) -> None:
@@ -21,6 +27,12 @@ def name_by_place(model: nn.Module) -> None:
     for place, module in model.named_modules():
         if isinstance(module, SyncBatchNorm):
             module._psgc_name = f"SyncBatchNorm.model.{place}"
+
+
+def number_forwards(session: Session) -> None:
+    """A step begins, in which each forward of a layer has a name of its own: servers keep the last result of a name alone, and a process that takes a dead
+    worker's place in the step needs them all."""
+    _forwards[session] = Counter()
 
 
 class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
@@ -71,9 +83,15 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
     @uncompiled
     def _name(self) -> str:
         """By the number of layers that have run before for the first time: the same on all ranks that begin together."""
+        session = api.current_session()
         if not self._psgc_name:
-            self._psgc_name = f"SyncBatchNorm.{api.next_number(api.current_session(), 'SyncBatchNorm')}"
-        return self._psgc_name
+            self._psgc_name = f"SyncBatchNorm.{api.next_number(session, 'SyncBatchNorm')}"
+        forwards = _forwards.get(session)
+        if forwards is None:
+            return self._psgc_name
+        forwards[self._psgc_name] += 1  # by name: a copy of a layer has the layer's
+        number = forwards[self._psgc_name]
+        return self._psgc_name if number == 1 else f"{self._psgc_name}@{number}"
 
     @uncompiled  # the count, which is all ranks', is a number there
     @torch.no_grad()
