@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import itertools
 import logging
-import select
 import socket
 import time
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from psgc.transport.security.handshake import ANSWER, CHALLENGE, PATIENCE_S, Ser
 from psgc.transport.shm import LocalLink, LocalListener, answers
 from psgc.transport.tcp import TcpLink, TcpListener
 from psgc.transport.watch import Watch
+from tests.readable import readable
 
 DATA_KEY = bytes(32)
 WAIT_S = 60.0
@@ -192,7 +192,7 @@ def test_whoever_there_was_no_time_for_comes_first_in_a_later_turn(door: Door, m
     door.serve()
     for member in members:  # their answers are all there
         while not member.proof.done and not member.prove():
-            if not select.select([member], [], [], 0.05)[0]:
+            if not readable(member, 0.05):
                 break
     seconds = itertools.count()
     monkeypatch.setattr(gate_module, "time", SimpleNamespace(monotonic=lambda: float(next(seconds))))

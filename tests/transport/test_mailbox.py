@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import select
 import threading
 from collections.abc import Callable
 
 import pytest
 
 from psgc.processes.mailbox import Mailbox
+from tests.readable import readable
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def mailbox() -> Mailbox:
 
 
 def ready(mailbox: Mailbox) -> bool:
-    return bool(select.select([mailbox.fileno()], [], [], 0)[0])
+    return readable(mailbox, 0.0)
 
 
 def test_calls_are_made_in_order_and_then_nothing_wakes(mailbox: Mailbox) -> None:
@@ -74,7 +74,7 @@ def test_calls_of_several_threads_all_come(mailbox: Mailbox) -> None:
     for thread in threads:
         thread.start()
     while len(made) < 6000:
-        assert select.select([mailbox.fileno()], [], [], 60)[0], "a call waits, and nothing wakes the owner"
+        assert readable(mailbox, 60.0), "a call waits, and nothing wakes the owner"
         for call, args in mailbox.drain(60):
             call(*args)
     for thread in threads:
