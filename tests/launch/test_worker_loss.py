@@ -31,10 +31,11 @@ Found = tuple[
 
 
 def train(launched: Any, codec: str, steps: int, kills: int = 0, seed: int = 0, workers: int = 2, servers: int = 1, **env: str) -> Found:
-    """Run the job, and kill a worker's process now and then, each once it has said a step that it has taken."""
+    """Run the job, and kill a worker's process now and then, each once it has said a step that it has taken, and all ranks are there: whoever has the state
+    must live."""
     options = ("--no-prefix", "--workers", str(workers), "--servers", str(servers))
     popen = launched.psgc("run", *options, "--", sys.executable, JOB, str(steps), codec, "0.01", **WAIT, **env)
-    rng, said, found, killed = random.Random(seed), [], [], set[int]()
+    rng, said, found, killed, last = random.Random(seed), [], [], set[int](), dict[int, int]()
     assert popen.stdout is not None
     wait = workers * rng.randint(1, 4)
     for line in popen.stdout:
@@ -44,8 +45,9 @@ def train(launched: Any, codec: str, steps: int, kills: int = 0, seed: int = 0, 
             continue
         rank, step, loss, pid = int(match[1]), int(match[2]), match[3], int(match[4])
         said.append((rank, step, loss))
+        last[rank] = pid
         wait -= 1
-        if kills and wait <= 0 and pid not in killed and step < steps - 2:
+        if kills and wait <= 0 and killed.isdisjoint(last.values()) and step < steps - 2:
             os.kill(pid, signal.SIGKILL)
             killed.add(pid)
             kills, wait = kills - 1, workers * rng.randint(1, 4)
