@@ -43,16 +43,28 @@ RECORDS: list[Record] = [
 TOKEN = "a token that nobody guesses"
 
 
+class Fds(list[int]):
+    """A journal's two files. journals: that were opened with duplicates of them."""
+
+    def __init__(self, fds: list[int]) -> None:
+        super().__init__(fds)
+        self.journals: list[Journal] = []
+
+
 @pytest.fixture
-def fds() -> Iterator[list[int]]:
-    found = [os.memfd_create("journal") for _ in range(2)]
+def fds() -> Iterator[Fds]:
+    found = Fds([os.memfd_create("journal") for _ in range(2)])
     yield found
+    for journal in found.journals:
+        journal.close()
     for fd in found:
         os.close(fd)
 
 
-def opened(fds: list[int]) -> Journal:
-    return Journal([os.dup(fd) for fd in fds], "of a test")
+def opened(fds: Fds) -> Journal:
+    journal = Journal([os.dup(fd) for fd in fds], "of a test")
+    fds.journals.append(journal)
+    return journal
 
 
 def test_a_record_is_read_as_it_was_written() -> None:
@@ -62,7 +74,7 @@ def test_a_record_is_read_as_it_was_written() -> None:
     assert len(KINDS) == 17
 
 
-def test_a_journal_has_what_was_written_down(fds: list[int]) -> None:
+def test_a_journal_has_what_was_written_down(fds: Fds) -> None:
     journal = opened(fds)
     assert journal.records == []
     journal.begin(RECORDS[:2])
@@ -79,7 +91,7 @@ def test_a_journal_has_what_was_written_down(fds: list[int]) -> None:
     assert opened(fds).records == []
 
 
-def test_whatever_of_the_last_record_was_written_the_others_are_read_and_more_are_written_behind_them(fds: list[int]) -> None:
+def test_whatever_of_the_last_record_was_written_the_others_are_read_and_more_are_written_behind_them(fds: Fds) -> None:
     journal = opened(fds)
     journal.begin([])
     journal.append(RECORDS)
@@ -95,7 +107,7 @@ def test_whatever_of_the_last_record_was_written_the_others_are_read_and_more_ar
         assert opened(fds).records == [*RECORDS[:-1], Failed("why")]
 
 
-def test_a_byte_that_was_changed_ends_what_is_read(fds: list[int]) -> None:
+def test_a_byte_that_was_changed_ends_what_is_read(fds: Fds) -> None:
     journal = opened(fds)
     journal.begin([])
     journal.append(RECORDS)
@@ -110,7 +122,7 @@ def test_a_byte_that_was_changed_ends_what_is_read(fds: list[int]) -> None:
         assert len(found) < len(RECORDS)
 
 
-def test_one_that_ends_while_it_is_written_anew_is_still_read(fds: list[int]) -> None:
+def test_one_that_ends_while_it_is_written_anew_is_still_read(fds: Fds) -> None:
     journal = opened(fds)
     journal.begin(RECORDS)
     before = os.pread(fds[0], 1 << 20, 0)
@@ -123,7 +135,7 @@ def test_one_that_ends_while_it_is_written_anew_is_still_read(fds: list[int]) ->
         assert opened(fds).records == ([*RECORDS, Failed("why")] if written == len(after) else RECORDS)
 
 
-def test_a_journal_says_when_it_has_grown(fds: list[int]) -> None:
+def test_a_journal_says_when_it_has_grown(fds: Fds) -> None:
     journal = opened(fds)
     journal.begin(RECORDS)
     value = LaidOut("model", "d", "x" * (GROWN_BYTES // 4))
@@ -148,7 +160,7 @@ def test_anything_at_all_is_read_or_refused() -> None:
 # whose it is
 
 
-def config(fds: list[int] | None = None, **other: Any) -> Config:
+def config(fds: Fds | None = None, **other: Any) -> Config:
     settings: dict[str, Any] = {
         "role": "scheduler",
         "nodes": 2,
@@ -161,20 +173,20 @@ def config(fds: list[int] | None = None, **other: Any) -> Config:
     return Config(**(settings | {"journal_fds": tuple(fds or ())} | other))
 
 
-def complete(fds: list[int]) -> Continuity:
+def complete(fds: Fds) -> Continuity:
     first = Continuity(config(fds), False)
     first.keep(RECORDS, list)
     return first
 
 
-def test_another_process_goes_on_with_the_same_key(fds: list[int]) -> None:
+def test_another_process_goes_on_with_the_same_key(fds: Fds) -> None:
     first = complete(fds)
     again = Continuity(config(fds), False)
     assert (again.records, again.data_key, again.follows, again.again) == (RECORDS, first.data_key, True, False)
     assert not first.follows
 
 
-def test_neither_the_token_nor_the_key_is_in_a_journal(fds: list[int]) -> None:
+def test_neither_the_token_nor_the_key_is_in_a_journal(fds: Fds) -> None:
     first = complete(fds)
     for fd in fds:
         text = os.pread(fd, 1 << 20, 0)
@@ -186,14 +198,14 @@ def test_neither_the_token_nor_the_key_is_in_a_journal(fds: list[int]) -> None:
 
 
 @pytest.mark.parametrize("other", [{"job": 78}, {"nodes": 3}, {"servers": 2}, {"token": "another"}])
-def test_a_journal_of_another_job_is_refused_in_a_line(fds: list[int], other: dict[str, Any]) -> None:
+def test_a_journal_of_another_job_is_refused_in_a_line(fds: Fds, other: dict[str, Any]) -> None:
     complete(fds)
     with pytest.raises(PsgcError, match=r"journal .* is of job 77 with 2 nodes and 1 servers, written by psgc .* remove it") as raised:
         Continuity(config(fds, **other), False)
     assert "\n" not in str(raised.value)
 
 
-def test_a_journal_is_sealed_by_every_token_that_the_job_accepts_and_is_taken_up_under_any_of_them(fds: list[int]) -> None:
+def test_a_journal_is_sealed_by_every_token_that_the_job_accepts_and_is_taken_up_under_any_of_them(fds: Fds) -> None:
     first = complete(fds)
     with pytest.raises(PsgcError, match="PSGC_TOKEN was another"):
         Continuity(config(fds, token="newest"), False)
@@ -207,7 +219,7 @@ def test_a_journal_is_sealed_by_every_token_that_the_job_accepts_and_is_taken_up
         Continuity(config(fds), False)
 
 
-def test_whoever_has_only_a_token_that_was_removed_cannot_take_a_journal_up(fds: list[int]) -> None:
+def test_whoever_has_only_a_token_that_was_removed_cannot_take_a_journal_up(fds: Fds) -> None:
     first = complete(fds)
     first.rekey(("newest", TOKEN))
     first.rekey(("newest",))
@@ -218,7 +230,7 @@ def test_whoever_has_only_a_token_that_was_removed_cannot_take_a_journal_up(fds:
     assert Continuity(config(fds, token="newest"), False).data_key == first.data_key
 
 
-def test_a_job_that_was_not_complete_begins_anew(fds: list[int]) -> None:
+def test_a_job_that_was_not_complete_begins_anew(fds: Fds) -> None:
     first = Continuity(config(fds), False)
     again = Continuity(config(fds), False)
     assert again.follows
@@ -241,7 +253,7 @@ def test_a_job_that_is_over_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_process_that_serves_another_job_says_so_to_the_one_that_follows_it(fds: list[int]) -> None:
+def test_a_process_that_serves_another_job_says_so_to_the_one_that_follows_it(fds: Fds) -> None:
     complete(fds).end()
     second = Continuity(config(fds), True)
     assert second.records == []
@@ -251,7 +263,7 @@ def test_a_process_that_serves_another_job_says_so_to_the_one_that_follows_it(fd
 
 
 def test_a_journal_that_cannot_be_written_is_given_up_and_the_job_goes_on(
-    fds: list[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    fds: Fds, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = complete(fds)
     monkeypatch.setattr(Journal, "append", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
@@ -263,7 +275,7 @@ def test_a_journal_that_cannot_be_written_is_given_up_and_the_job_goes_on(
     first.close()
 
 
-def test_without_a_journal_nothing_is_kept(fds: list[int]) -> None:
+def test_without_a_journal_nothing_is_kept(fds: Fds) -> None:
     for alone in (config(), config(fds, on_scheduler_loss="stop")):
         first = Continuity(alone, False)
         first.keep(RECORDS, list)
@@ -276,7 +288,7 @@ def test_a_named_journal_needs_a_number_of_the_job() -> None:
         config(journal="x", job=0)
 
 
-def test_what_is_written_names_the_version_that_wrote_it(fds: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_written_names_the_version_that_wrote_it(fds: Fds, monkeypatch: pytest.MonkeyPatch) -> None:
     complete(fds)
     monkeypatch.setattr(continuity_module, "__version__", "0.0.1")
     with pytest.raises(PsgcError, match=rf"written by psgc {__version__}; this is job 77 .* psgc 0\.0\.1"):
