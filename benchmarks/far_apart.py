@@ -40,7 +40,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -83,7 +83,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is the same for all systems. curve: steps between two points of the curve; 0: none are taken. lr: of AdamW."""
+    """What is the same for all systems. curve: steps between two points of the curve; 0: none are taken. lr: of AdamW. again: how often it was run before."""
 
     steps: int
     every: int
@@ -93,10 +93,11 @@ class Job:
     seed: int = 0
     curve: int = 0
     lr: float = LR
+    again: int = 0
 
     def named(self) -> dict[str, Any]:
-        """For results, in which the usual rate is not named."""
-        return {name: value for name, value in asdict(self).items() if name != "lr" or value != LR}
+        """For results, in which the usual rate and a first run are not named."""
+        return {name: value for name, value in asdict(self).items() if {"lr": LR, "again": 0}.get(name) != value}
 
 
 # in the learners' processes
@@ -386,7 +387,7 @@ def rate(text: str) -> float:
     return found
 
 
-def main() -> None:
+def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--systems", default=SYSTEMS, help=f"with commas (default: {SYSTEMS})")
     parser.add_argument("--steps", type=int, default=200, help="of each learner (default: 200)")
@@ -394,6 +395,9 @@ def main() -> None:
     parser.add_argument("--learners", type=int, default=2, help="each on a host of its own (default: 2)")
     parser.add_argument("--seed", type=int, default=0, help="of the model and the batches (default: 0)")
     parser.add_argument("--lr", type=rate, default=LR, help=f"of AdamW, in all systems but DeMo (default: {LR:g})")
+    parser.add_argument(
+        "--again", type=int, default=0, help="a number: another run of the same, whose seconds count beside the others' (default: 0)"
+    )
     parser.add_argument("--mbit", type=float, default=0.0, help="of each learner's link, each way; 0: without a limit (default)")
     parser.add_argument("--delay-ms", type=float, default=0.0, help="one way, between the learners (default: 0)")
     parser.add_argument("--curve", type=int, default=0, help="steps between two points of validation; 0: none (default)")
@@ -406,6 +410,11 @@ def main() -> None:
     parser.add_argument("--work", help=argparse.SUPPRESS)
     parser.add_argument("--job", help=argparse.SUPPRESS)
     parser.add_argument("--to", type=Path, help=argparse.SUPPRESS)
+    return parser
+
+
+def main() -> None:
+    parser = arguments()
     options = parser.parse_args()
     if options.work:
         work(options.work, Job(**json.loads(options.job)), options.to)
@@ -428,7 +437,7 @@ def main() -> None:
     if any(one.startswith("torchft") for one in systems) and importlib.util.find_spec("torchft") is None:
         print("far_apart: torchft is not installed, and left out", file=sys.stderr)
         systems = [one for one in systems if not one.startswith("torchft")]
-    job = Job(options.steps, options.every, options.mbit, options.delay_ms, options.learners, options.seed, options.curve, options.lr)
+    job = Job(**{field.name: getattr(options, field.name) for field in fields(Job)})
     done, rows = known(options.results), []
     try:
         for system in systems:

@@ -30,6 +30,7 @@ NAMES: Final = {
     "psgc decoupled killed": "the same, one learner killed after a quarter of its steps",
 }
 AT_ONCE: Final = {"ddp", "torchft streaming", "psgc streaming none", "psgc streaming"}  # travel while they compute
+PROBES: Final = "psgc "  # begins names of systems that measure a fast link with bytes of their own, next to none on a slow one
 LR: Final = 3e-3  # of AdamW, where none is named
 HIGHEST: Final = 3.4  # of the losses that are drawn: the first steps of some are far above all others
 DRAWN: Final = (
@@ -62,6 +63,7 @@ class Run:
     memory_bytes: int
     curve: tuple[tuple[float, float, float], ...]
     lr: float = LR
+    again: int = 0
 
 
 def run_of(document: dict[str, Any]) -> Run:
@@ -70,17 +72,15 @@ def run_of(document: dict[str, Any]) -> Run:
     row = document["row"]
     return Run(
         system, job["learners"], job["steps"], job["every"], job["mbit"], job["delay_ms"], job["seed"], row["seconds"], row["sent_bytes"], row["loss"],
-        row["memory_bytes"], tuple(tuple(point) for point in row["curve"]), job.get("lr", LR),
+        row["memory_bytes"], tuple(tuple(point) for point in row["curve"]), job.get("lr", LR), job.get("again", 0),
     )  # fmt: skip
 
 
 def runs_of(text: str) -> list[Run]:
     """Of all lines of results; of the same run, on another day or machine, the last."""
     runs = map(run_of, map(json.loads, text.splitlines()))
-    return list({(run.system, run.learners, run.steps, run.every, run.mbit, run.delay_ms, run.seed, run.lr): run for run in runs}.values())
-
-
-PROBES: Final = "psgc "  # begins names of systems that measure a fast link with bytes of their own, next to none on a slow one
+    which = {(run.system, run.learners, run.steps, run.every, run.mbit, run.delay_ms, run.seed, run.lr, run.again): run for run in runs}
+    return list(which.values())
 
 
 def first_of(runs: Sequence[Run]) -> Run:
@@ -96,7 +96,7 @@ def scatter(values: Sequence[float]) -> str:
 
 
 def tables(runs: Iterable[Run]) -> str:
-    """One in Markdown for each number of learners and steps. Seconds: the median of the seeds; bytes: of the first seed; over links on which a system was not
+    """One in Markdown for each number of learners and steps. Seconds: the median of all runs; bytes: of the first seed; over links on which a system was not
     run, at least so many seconds (``least_seconds``). Loss, bytes and memory: over links without a limit, where there are such runs: a link changes nothing
     but where nobody waits for anybody."""
     groups: dict[tuple[int, int, int, float], list[Run]] = {}
@@ -138,7 +138,7 @@ def _table(learners: int, steps: int, every: int, less_lr: float, links: Sequenc
             least = least_seconds(system, own, mbit) if mbit else None
             cells.append(f"{statistics.median(seconds):,.0f}" if seconds else "" if least is None else f"≥ {least:,.0f}")
         free = [run for run in own if not run.mbit] or own
-        losses = [run.loss for run in free]
+        losses = list({run.seed: run.loss for run in free}.values())
         sent = first_of(free).sent_bytes / 1e6
         held = [run.memory_bytes / 1e6 for run in free if run.memory_bytes >= 0]
         memory = f"{statistics.median(held):,.0f}" if held else ""
