@@ -79,6 +79,7 @@ def main() -> None:
             whole_job(folder / str(number), how, way, number)
         else:
             left_over(folder, how, way)
+    distributed.barrier()  # who has no more to do leaves while another still connects
     distributed.destroy_process_group()
     psgc.shutdown()
 
