@@ -138,8 +138,16 @@ def main() -> None:
     parser.add_argument("--refused", help="a codec that this job cannot have, and nothing else")
     parser.add_argument("--uneven", action="store_true", help="rank 1 has fewer batches than rank 0, and nothing else is trained")
     parser.add_argument("--apart", help="what is otherwise on rank 1, and nothing else: fragments, codec, model or every")
+    parser.add_argument("--nonfinite", action="store_true", help="rank 1 exchanges a NaN, and nothing else is trained")
     given = parser.parse_args()
     psgc.init()
+    if given.nonfinite:
+        model = model_of(0)
+        inner = torch.optim.SGD(model.parameters(), lr=1e-2)
+        with psgc.DiLoCo(model, inner, every=1, on="servers" if given.servers else "workers"), torch.no_grad():
+            inner.step()
+            next(iter(model.parameters()))[0, 0] = float("nan") if psgc.rank() else 0.0
+            inner.step()
     if given.apart:
         differs = {given.apart} if psgc.rank() else set()
         model = model_of(0) if "model" not in differs else nn.Sequential(nn.Linear(12, 41), nn.Linear(41, 5))

@@ -94,6 +94,14 @@ def test_ranks_that_differ_are_told_when_it_is_made(make_job: Callable[..., Any]
     assert text in job.text(), job.text()
 
 
+@pytest.mark.parametrize("on", [[], ["--servers"]], ids=["workers", "servers"])
+def test_a_rank_that_exchanges_a_nan_ends_the_job_where_that_is_asked_for(make_job: Callable[..., Any], on: list[str]) -> None:
+    job = make_job(nodes=2, servers=1)
+    workers = job.whole("--nonfinite", *on, job="diloco.py", PSGC_NONFINITE="raise")
+    assert job.end()[workers[0].name] == 1, job.text()
+    assert "'0.weight' holds NaN or infinity in its step " in job.text() and "PSGC_NONFINITE=raise" in job.text()
+
+
 def test_a_codec_that_needs_servers_is_refused_when_it_is_made(make_job: Callable[..., Any]) -> None:
     job = make_job(nodes=2, servers=0)
     workers = job.whole("--refused", "sparseloco", job="diloco.py", PSGC_MIN_COMPRESS_BYTES="0")
