@@ -14,6 +14,8 @@ from tests.programs import program
 
 Make = Callable[..., Any]
 GIVE_UP_SOON = {"PSGC_REGISTER_TIMEOUT_S": "15"}
+# Who comes to the scheduler of a job that has ended finds nobody there. So whoever ends a job before it begins comes last.
+ALL_BUT_NODE_1 = r"waiting for node 1 \(DMLC_WORKER_ID=1\) to register"
 
 
 def ends_everyone(job: Any, *said: str) -> None:
@@ -49,18 +51,20 @@ def test_whoever_is_missing_is_named_and_waited_for_only_so_long(make_job: Make)
 
 def test_two_opinions_on_the_number_of_nodes_end_the_job(make_job: Make) -> None:
     job = make_job(nodes=2)
-    job.scheduler()
+    scheduler = job.scheduler()
     job.server()
     job.worker(0, job="steps.py")
+    scheduler.read_until(ALL_BUT_NODE_1)
     job.worker(1, job="steps.py", DMLC_NUM_WORKER="3")
     ends_everyone(job, r"DMLC_NUM_WORKER=3.*2")
 
 
 def test_two_nodes_with_one_id_are_both_named(make_job: Make) -> None:
     job = make_job(nodes=2)
-    job.scheduler()
+    scheduler = job.scheduler()
     job.server()
     first = job.worker(0, job="steps.py")
+    scheduler.read_until(ALL_BUT_NODE_1)
     second = job.worker(0, job="steps.py")
     ends_everyone(job, r"DMLC_WORKER_ID=0", str(first.popen.pid), str(second.popen.pid))
 
