@@ -14,7 +14,7 @@ from typing import Any, Final
 from psgc import __version__
 from psgc.config import Config
 from psgc.errors import PsgcError, RemoteProtocolError
-from psgc.launch.job.bpslaunch import local_servers
+from psgc.launch.job.part import local_servers
 from psgc.launch.job.planned import plan_here
 from psgc.launch.topology import Topology
 from psgc.launch.topology.devices import local_size

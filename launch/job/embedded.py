@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from psgc.config import Config
 from psgc.errors import ConfigError, PsgcError
-from psgc.launch.job.bpslaunch import servers_of
+from psgc.launch.job.part import servers_of
 from psgc.launch.job.run import NOT_INHERITED
 from psgc.launch.job.scheduler_process import start_scheduler
 from psgc.launch.supervision.blame import Weight

@@ -70,8 +70,8 @@ def _examine_job(wait_s: float, as_json: bool) -> NoReturn:
     from psgc.launch.doctor.compare import rows, to_json
     from psgc.launch.doctor.facts import collect
     from psgc.launch.doctor.meeting import host_meeting, join_meeting
-    from psgc.launch.job.bpslaunch import of_machine, roles_of
     from psgc.launch.job.clusters import completed
+    from psgc.launch.job.part import of_machine, roles_of
 
     if not 0 < wait_s < 1e6:
         raise UsageError(f"doctor: --wait {wait_s:g}: expected seconds above 0")

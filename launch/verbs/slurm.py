@@ -73,10 +73,10 @@ def _check(nodes: int, workers_per_node: int, command: list[str], env: dict[str,
     which goes along, with the job's settings. Returns whether the job goes on when a node is lost."""
     from psgc.config import Config
     from psgc.errors import UsageError
-    from psgc.launch.job.bpslaunch import local_servers, of_machine
     from psgc.launch.job.checks import check_job
     from psgc.launch.job.clusters import completed
     from psgc.launch.job.interpreter import spares_of, words_of
+    from psgc.launch.job.part import local_servers, of_machine
     from psgc.launch.job.run import NOT_INHERITED
 
     if env.get("DMLC_NUM_WORKER", "").strip():  # the job's topology is the user's own

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from psgc.errors import ConfigError
-from psgc.launch.job.bpslaunch import launch, servers_of
+from psgc.launch.job.bpslaunch import launch
 from psgc.launch.job.cores import visible_cores
+from psgc.launch.job.part import servers_of
 from psgc.launch.job.threads import shared_cores
 from psgc.launch.topology.devices import local_size
 from tests.ports import free_port

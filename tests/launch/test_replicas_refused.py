@@ -8,7 +8,7 @@ import pytest
 
 from psgc.config import Config
 from psgc.errors import ConfigError, UsageError
-from psgc.launch.job.bpslaunch import standbys_of
+from psgc.launch.job.part import standbys_of
 from psgc.launch.job.run import run_job
 
 JOB = {"DMLC_NUM_WORKER": "2", "DMLC_NUM_SERVER": "2", "DMLC_PS_ROOT_URI": "10.0.0.1", "DMLC_PS_ROOT_PORT": "9000", "PSGC_REPLICAS": "1"}
