@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -66,17 +67,23 @@ def models_made() -> int:
 
 def models_of(optimizer: torch.optim.Optimizer) -> list[FrontEnd[Any]]:
     """Those of models that carry gradients of the optimizer's parameters."""
-    return [each for each in _models if _carries(each, optimizer)]
+    return [each for each in _models if any(map(each.knows, _parameters_of(optimizer)))]
 
 
 @uncompiled
 def all_of(optimizer: torch.optim.Optimizer) -> list[FrontEnd[Any]]:
     """All that carry gradients of the optimizer's parameters."""
-    return [each for each in (*_models, *_optimizers) if _carries(each, optimizer)]
+    return carrying(_parameters_of(optimizer))
 
 
-def _carries(gradients: FrontEnd[Any], optimizer: torch.optim.Optimizer) -> bool:
-    return any(gradients.knows(parameter) for group in optimizer.param_groups for parameter in group["params"])
+def carrying(parameters: Iterable[torch.Tensor]) -> list[FrontEnd[Any]]:
+    """All that carry gradients of some of the parameters."""
+    found = list(parameters)
+    return [each for each in (*_models, *_optimizers) if any(map(each.knows, found))]
+
+
+def _parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def has_applied(optimizer: torch.optim.Optimizer) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from psgc.torch.rarely.schedule import Schedule
 from psgc.torch.session import api
 from psgc.torch.session.backup import refuse_backup
 from psgc.torch.session.replaceable import refuse_replaceable
+from psgc.torch.session.run_report import report_of
 from psgc.torch.session.uncompiled import uncompiled
 from psgc.torch.tensors.codec_text import codec_text, given_text
 from psgc.torch.tensors.held import held_dtype
@@ -41,6 +42,7 @@ from psgc.wire.messages import ErrorCode
 from psgc.worker.learner.client import LearnerClient
 
 F32 = NDArray[np.float32]
+LEFT: Final = "the syncer has nothing of what was done since the last exchange"
 
 
 class Decoupled:
@@ -108,6 +110,7 @@ class Decoupled:
             lambda place, *known: self._parts[place].brought(*known),
         )  # fmt: skip
         self._in_block = False
+        self._told = report_of(session).exchanged_rarely(f"Decoupled, learner {name}", self._schedule.every, LEFT)
         count(inner, self)
         self._hook = inner.register_step_post_hook(self._stepped)
         try:
@@ -144,6 +147,7 @@ class Decoupled:
             self._leave(part)
         for part in left:
             self._take(part, wait=True)
+        self._told.finished(apart=bool(left))
         self._close()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -183,6 +187,7 @@ class Decoupled:
         """The inner optimizer has taken a step."""
         self._open()  # a step in the block, after finish()
         self.steps += 1
+        self._told.stepped(settled=False)
         taken, leaving = self._schedule.taken(self.steps), self._schedule.leaving(self.steps)
         if self._waits and taken is not None and self._parts[taken].under_way:
             self._take(self._parts[taken], wait=True)

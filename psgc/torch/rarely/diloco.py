@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -22,13 +22,16 @@ from psgc.layout.update_rule import UpdateRule
 from psgc.torch.ddp import amp
 from psgc.torch.gradients.front_end import FrontEnd
 from psgc.torch.plans.choice import Choice, Given, chosen
+from psgc.torch.rarely.averaged import Averaged
 from psgc.torch.rarely.counting import count, forget, refuse_another
 from psgc.torch.rarely.fragment import Fragment, Frozen, Outer, parts_of, together
 from psgc.torch.rarely.held_fragment import HeldFragment
+from psgc.torch.rarely.rendezvous import Rendezvous
 from psgc.torch.rarely.schedule import Schedule
 from psgc.torch.session import api
 from psgc.torch.session.backup import refuse_backup
 from psgc.torch.session.replaceable import refuse_replaceable
+from psgc.torch.session.run_report import report_of
 from psgc.torch.session.uncompiled import uncompiled
 from psgc.torch.state import saved
 from psgc.torch.tensors.broadcast import broadcast_parameters
@@ -36,6 +39,8 @@ from psgc.torch.tensors.held import held_dtype, one_way
 from psgc.torch.tensors.sent import FilledBucket
 from psgc.torch.tensors.shards import check_replicated, local, refuse_pieces, reshard, sharding_modules
 from psgc.worker.session import Session
+
+LEFT: Final = "ranks end with different parameters: what each has done since the last exchange is its own"
 
 
 class DiLoCo:
@@ -79,7 +84,7 @@ class DiLoCo:
             raise UsageError(f"DiLoCo: mix={mix!r}: expected the share of its own parameters that a rank keeps, from 0 to below 1")
         if on not in ("workers", "servers"):
             raise UsageError(f"DiLoCo: on={on!r}: expected workers or servers, whoever is to take the outer step")
-        rule = _rule(outer) if isinstance(outer, str) else None
+        rule = _rule(outer)
         if on == "servers" and rule is None:
             raise UsageError(
                 'DiLoCo: servers take average and nesterov as outer step; give a function that makes an optimizer with on="workers"'
@@ -88,39 +93,32 @@ class DiLoCo:
         session = api.current_session()
         refuse_replaceable(session, "DiLoCo")
         refuse_backup(session, "DiLoCo")
+        self._averaged = Averaged({key: parameter for part in parts for key, parameter in part.items()}, session, "DiLoCo")
         choice = _codec_of(chosen(session, codec, "DiLoCo"))
         number = api.next_number(session, "diloco")
-        name, self._front = f"diloco{number}", None
-        self._fragments: Sequence[Fragment | HeldFragment]
+        name = f"diloco{number}"
+        self._told = report_of(session).exchanged_rarely(name, self._schedule.every, LEFT if session.size > 1 else "")
         settings = f"every={self._schedule.every}, delay={self._schedule.delay}, mix={mix:g}, outer={'a function' if rule is None else rule.canonical}, on={on}"
         agree = partial(_agree, session, f"{name} settings", settings)
+        self._fragments: Sequence[Fragment | HeldFragment]
+        self._front: _Front | None = None
         if on == "servers":
-            _check_servers(session, choice)
             assert rule is not None
-            held = {name for part in parts for name in part}  # the servers give everyone rank 0's of these
-            for key, parameter in model.named_parameters():
-                refuse_pieces(parameter, key, 'DiLoCo(on="servers")', 'use on="workers"')
-            broadcast_parameters({key: value for key, value in _first(model).items() if key not in held}, prefix=f"{name}.")
-            self._fragments = [
-                HeldFragment(session, f"{name}.{place}", choice.codec, part, rule.canonical) for place, part in enumerate(parts)
-            ]
+            self._fragments = _on_servers(session, name, model, parts, choice, rule)
             agree()
         else:
             make = outer if rule is None else _optimizer_of(rule)
             assert not isinstance(make, str)
-            for key, parameter in model.named_parameters():
-                check_replicated(parameter, key, session, "DiLoCo")
-            broadcast_parameters(_first(model), prefix=f"{name}.")
-            try:
-                fragments_here = [
-                    Fragment(session, f"{name}.{place}", number + place, choice, each, make) for place, each in enumerate(parts)
-                ]
-            except CodecError as error:
-                raise CodecError(f"DiLoCo: {error}") from None
-            together([agree, *(each.declare for each in fragments_here)])
-            self._fragments, self._front = fragments_here, _Front(fragments_here)
+            own = _on_workers(session, name, model, parts, choice, make, number)
+            together([agree, *(each.declare for each in own)])
+            self._fragments, self._front = own, _Front(own)
         self.inner, self.steps, self._sharded = inner, 0, sharding_modules(model)
+        self._own_numbers = rule is not None  # of the outer optimizer, whatever a state says
+        self._rendezvous = Rendezvous(name, len(parts))
+        self._entered: dict[int, int] = {}  # by fragment that is under way, where its ranks meet
+        self._trained = [parameter for part in parts for parameter in part.values()]
         self._met = 0  # the step after which all ranks last had the same parameters by ``finish()``
+        self._as_met: list[int] | None = self._versions()  # of parameters, as they were then; None: they were loaded
         # By fragment, the step from which on what this rank has beyond the outer parameters was done, but for what was mixed in. All ranks count the same.
         self._since = [0] * len(parts)
         self._hook: RemovableHandle | None = None  # None: the inner optimizer's steps are its own affair
@@ -181,32 +179,50 @@ class DiLoCo:
 
     def finish(self) -> None:
         """Take what is under way, and go on from the mean of all ranks' parameters, wherever they differ: all ranks then have the same. It is no outer step:
-        outer parameters, momentum and the schedule stay as they are, so that a run that goes on exchanges as it would have. Every rank must call it after as
-        many steps. Raises UsageError after the block."""
+        outer parameters, momentum, residuals and the schedule stay as they are, so that a run that goes on exchanges as it would have. Every rank must call
+        it, at one place between the same exchanges. Raises UsageError after the block."""
         self._refuse_uncounted("finish()")
         reshard(self._sharded)  # before pieces are written: what the outermost module has after an evaluation would be stale
         self._frozen.check()
-        if self._psgc_settled:
-            return
         for place, fragment in enumerate(self._fragments):
             if fragment.under_way:
                 self._take(place)
-        differ = [fragment for fragment, apart in zip(self._fragments, self._apart, strict=True) if apart or self._mix]
+        differ = self._different()
         for fragment in differ:
             fragment.share()
         for fragment in differ:
             fragment.meet()
-        self._met = self.steps
+        self._met, self._as_met = self.steps, self._versions()
+        self._told.finished(apart=bool(differ))
+
+    def _versions(self) -> list[int]:
+        """Of each trained parameter, how often it has been written."""
+        return [local(parameter)._version for parameter in self._trained]
+
+    def _different(self) -> list[Fragment | HeldFragment]:
+        """The fragments of which some rank has other parameters than the outer ones, whoever has changed them: all ranks find the same."""
+        as_met = self._met == self.steps and self._as_met in (None, self._versions())
+        apart = [not as_met and fragment.differs() for fragment in self._fragments]
+        coming = self._schedule.next_leaving(self.steps)  # another rank's next exchange, if that goes on
+        found = self._rendezvous.check(self._rendezvous.enter(coming, apart), self.steps)
+        return [fragment for fragment, differs in zip(self._fragments, found, strict=True) if differs]
 
     def _leave(self, place: int) -> None:
         self._fragments[place].leave()
+        self._entered[place] = self._rendezvous.enter(place)
         self._since[place] = self.steps
 
     def _take(self, place: int) -> None:
         """Without a mix, what was done since it left is dropped."""
+        self._met_others(place)
         self._fragments[place].take(self._mix)
         if not self._mix:
             self._since[place] = self.steps
+
+    def _met_others(self, place: int) -> None:
+        """Whoever has left with the fragment has come to its exchange, too. Raises UsageError."""
+        if (entered := self._entered.pop(place, None)) is not None:
+            self._rendezvous.check(entered, self.steps)
 
     # like the inner optimizer
 
@@ -235,7 +251,10 @@ class DiLoCo:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from ``state_dict()`` of this rank, in a job of as many ranks with the same fragments. Every rank must call it, with the model's and the inner
-        optimizer's state loaded, too; what is under way is dropped. Raises UsageError for what does not fit."""
+        optimizer's state loaded, too; what is under way is dropped. An outer rule's numbers are those that it was made with, not the state's; a function's
+        optimizer takes the state's, as torch's do. Raises UsageError for what does not fit, and nothing is changed then."""
+        if not isinstance(state, Mapping) or not {"steps", "met", "since", "fragments", "residuals"} <= set(state):
+            raise UsageError("DiLoCo: this is no state of a DiLoCo's state_dict()")
         if len(state["fragments"]) != len(self._fragments):
             raise UsageError(
                 f"DiLoCo: the state is of {len(state['fragments'])} fragments, and this has {len(self._fragments)}; make it with as many"
@@ -244,10 +263,11 @@ class DiLoCo:
             there = "servers" if state["residuals"] is None else "workers"
             raise UsageError(f'DiLoCo: the state is of outer steps on {there}; make it with on="{there}"')
         for fragment, of in zip(self._fragments, state["fragments"], strict=True):
-            if list(of["outer"]) != fragment.names:
-                raise UsageError("DiLoCo: the state's fragments have other parameters; is it another model's, or another list of modules?")
-            fragment.go_on(of)
-        self.steps, self._met, self._since = state["steps"], state["met"], list(state["since"])
+            fragment.check_state(of)
+        for place, (fragment, of) in enumerate(zip(self._fragments, state["fragments"], strict=True)):
+            self._met_others(place)
+            fragment.go_on(of, self._own_numbers)
+        self.steps, self._met, self._since, self._as_met = state["steps"], state["met"], list(state["since"]), None
         if self._front is not None:
             self._front.go_on(state["residuals"])
 
@@ -262,9 +282,11 @@ class DiLoCo:
             self._take(taken)
         if leaving is not None:
             self._frozen.check()
+            self._averaged.check()
             self._leave(leaving)
             if not self._schedule.delay:
                 self._take(leaving)
+        self._told.stepped(settled=self._psgc_settled)
 
 
 class _Front(FrontEnd[FilledBucket]):
@@ -298,6 +320,31 @@ def local_sgd(
     return DiLoCo(model, inner, every=every, outer="average", codec=codec, on=on)
 
 
+def _on_servers(
+    session: Session, name: str, model: torch.nn.Module, parts: Sequence[dict[str, torch.Tensor]], choice: Choice, rule: UpdateRule
+) -> list[HeldFragment]:
+    """Rank 0's parameters and buffers are everyone's once they are made. Raises UsageError, CodecError."""
+    _check_servers(session, choice)
+    held = {key for part in parts for key in part}  # the servers give everyone rank 0's of these
+    for key, parameter in model.named_parameters():
+        refuse_pieces(parameter, key, 'DiLoCo(on="servers")', 'use on="workers"')
+    broadcast_parameters({key: value for key, value in _first(model).items() if key not in held}, prefix=f"{name}.")
+    return [HeldFragment(session, f"{name}.{place}", choice.codec, part, rule.canonical) for place, part in enumerate(parts)]
+
+
+def _on_workers(
+    session: Session, name: str, model: torch.nn.Module, parts: Sequence[dict[str, torch.Tensor]], choice: Choice, make: Outer, turn: int
+) -> list[Fragment]:
+    """The same, not declared yet. turn: the first fragment's."""
+    for key, parameter in model.named_parameters():
+        check_replicated(parameter, key, session, "DiLoCo")
+    broadcast_parameters(_first(model), prefix=f"{name}.")
+    try:
+        return [Fragment(session, f"{name}.{place}", turn + place, choice, each, make) for place, each in enumerate(parts)]
+    except CodecError as error:
+        raise CodecError(f"DiLoCo: {error}") from None
+
+
 def _first(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Parameters and buffers, of which rank 0's are everyone's: of sharded ones, pieces. What modules say of themselves besides (``get_extra_state``) is each
     rank's own."""
@@ -306,12 +353,19 @@ def _first(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {key: value for key, value in named.items() if value.numel()}
 
 
-def _rule(text: str) -> UpdateRule:
-    """Raises UsageError for a rule that is no outer step."""
-    rule = UpdateRule.parse(text)
+def _rule(outer: str | Outer) -> UpdateRule | None:
+    """None: a function makes the optimizer. Raises UsageError for a rule that is no outer step."""
+    if not isinstance(outer, str):
+        if not callable(outer):
+            raise UsageError(
+                f'DiLoCo: outer is a {type(outer).__name__}: expected text such as "average", or a function that makes an optimizer of the outer '
+                f"parameters: lambda tensors: torch.optim.SGD(tensors, lr=0.7)"
+            )
+        return None
+    rule = UpdateRule.parse(outer)
     if rule.name == "add" or not rule.in_rounds:
         raise UsageError(
-            f"DiLoCo: outer={text!r}: expected average, or nesterov with lr and momentum, or a function that makes an optimizer"
+            f"DiLoCo: outer={outer!r}: expected average, or nesterov with lr and momentum, or a function that makes an optimizer"
         )
     return rule
 

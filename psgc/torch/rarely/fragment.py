@@ -10,7 +10,7 @@ import copy
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -20,12 +20,14 @@ from psgc.torch.plans.choice import Choice
 from psgc.torch.rarely.schedule import whole
 from psgc.torch.tensors.declaring import spec_of
 from psgc.torch.tensors.held import held_dtype, rounded
+from psgc.torch.tensors.push_pull import push_pull_async_inplace, synchronize
 from psgc.torch.tensors.sent import FilledBucket
 from psgc.torch.tensors.shards import local, reshard, sharding_modules
 from psgc.worker.session import Session
 
 logger = logging.getLogger(__name__)
 Outer = Callable[[Iterable[torch.Tensor]], torch.optim.Optimizer]
+SHARED: Final = "bf16"  # by which progress travels for a mean of all ranks where a codec is to lose something
 
 
 class Fragment:
@@ -52,6 +54,7 @@ class Fragment:
             self.exchange.check(self.exchange.specs, self.outer)
         self.under_way, self._here = False, False
         self._said = False  # that a mean held NaN or infinity
+        self._meeting: list[tuple[list[int], int]] = []  # which parameters' mean of all ranks is on its way, and its handle
 
     def declare(self) -> None:
         """Wait until every rank has declared it, if it is not yet, or not any more: a codec's state was loaded. Any thread may call."""
@@ -60,8 +63,7 @@ class Fragment:
             exchange.declare(lambda made: FilledBucket.all_of(made.layout, made.on_gpu), exchange.specs, self.outer, everything, everything)
 
     def leave(self) -> None:
-        """Send how far the parameters have come, as a gradient of the outer ones: what they were, minus what they are. Where parameters are of lower
-        precision, they were the outer ones rounded: what the rounding took is no progress."""
+        """Send how far the parameters have come, as a gradient of the outer ones: what they were, minus what they are."""
         self.under_way, self._here = True, not self.outer
         if self._here:
             return
@@ -70,10 +72,8 @@ class Fragment:
         self.declare()
         for bucket in exchange.buckets:
             for index in bucket.bucket.tensors:
-                outer = self.outer[index]
-                own = local(self._parameters[index]).detach()
-                outer.grad = torch.sub(rounded(outer.detach(), own.dtype), own.to(outer.dtype))
-                bucket.put(index, outer.grad)
+                progress = self.outer[index].grad = self._progress(index)
+                bucket.put(index, progress)
             exchange.submit(bucket)
 
     def arrive(self) -> None:
@@ -115,20 +115,42 @@ class Fragment:
         self.follow(mix)
         self.under_way = self._here = False
 
+    @torch.no_grad()
+    def differs(self) -> bool:
+        """Whether this rank's parameters are others than the outer ones."""
+        pairs = zip(self._parameters, self.outer, strict=True)
+        return not all(torch.equal(local(parameter), outer.to(parameter.dtype)) for parameter, outer in pairs)
+
+    @torch.no_grad()
     def share(self) -> None:
-        """Send what the mean of all ranks' parameters is made of: how far they have come."""
-        self.leave()
+        """Send what the mean of all ranks' parameters is made of, how far they have come: in bf16 where the fragment's codec loses something, whatever that
+        is. One that sends a few elements leaves the rest to its residual, which has no part in this."""
+        lossy = self.exchange.choice.codecs(dict(zip(self.outer, self.names, strict=True))) != ["none"]
+        alike: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+        for index, outer in enumerate(self.outer):
+            alike.setdefault((outer.dtype, outer.device), []).append(index)
+        for number, ((dtype, _), indices) in enumerate(alike.items()):
+            flat = torch.cat([self._progress(index).reshape(-1) for index in indices])
+            codec = SHARED if lossy and dtype == torch.float32 else "none"
+            self._meeting.append((indices, push_pull_async_inplace(flat, name=f"{self.exchange.name}.mean{number}", compression=codec)))
 
     @torch.no_grad()
     def meet(self) -> None:
         """After ``share``: wait for the mean, and go on from it. The outer parameters stay as they are, and so what it is beyond them is progress still."""
-        self.arrive()
-        for parameter, outer in zip(self._parameters, self.outer, strict=True):
-            own = local(parameter)
-            assert outer.grad is not None, "its mean has arrived"
-            own.copy_(rounded(outer, own.dtype) - outer.grad)
-            outer.grad = None
-        self.under_way = self._here = False
+        for indices, handle in self._meeting:
+            flat = synchronize(handle)
+            assert flat is not None
+            sizes = [self.outer[index].numel() for index in indices]
+            for index, mean in zip(indices, torch.split(flat, sizes), strict=True):
+                own, outer = local(self._parameters[index]), self.outer[index]
+                own.copy_(rounded(outer, own.dtype) - mean.view_as(outer))
+        self._meeting = []
+
+    def _progress(self, index: int) -> torch.Tensor:
+        """How far a parameter has come, as a gradient of the outer one. Where it is of lower precision, it was the outer one rounded: what the rounding took
+        is no progress."""
+        own, outer = local(self._parameters[index]).detach(), self.outer[index].detach()
+        return torch.sub(rounded(outer, own.dtype), own.to(outer.dtype))
 
     @torch.no_grad()
     def follow(self, mix: float) -> None:
@@ -144,20 +166,45 @@ class Fragment:
         named = dict(zip(self.names, self.outer, strict=True))
         return {
             "outer": {name: tensor.detach().clone() for name, tensor in named.items()},
+            "kind": type(self.optimizer).__qualname__,
             "optimizer": {} if self.optimizer is None else copy.deepcopy(self.optimizer.state_dict()),
             "under_way": {n: tensor.grad.clone() for n, tensor in named.items() if tensor.grad is not None} if self.under_way else None,
         }
 
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raise UsageError for a state of other parameters, or of an outer optimizer of another kind."""
+        check_outer(state["outer"], dict(zip(self.names, self.outer, strict=True)))
+        if (kind := type(self.optimizer).__qualname__) != state["kind"]:
+            raise UsageError(
+                f"DiLoCo: the state's outer optimizer is {state['kind']}, and this one's is {kind}; make it with the same outer"
+            )
+
     @torch.no_grad()
-    def go_on(self, state: Mapping[str, Any]) -> None:
+    def go_on(self, state: Mapping[str, Any], own_numbers: bool) -> None:
+        """From ``state()``, which has been checked. own_numbers: the outer optimizer keeps its rate and the like, and takes from the state what it
+        remembers alone."""
         self.arrive()
         means = state["under_way"]
         for name, tensor in zip(self.names, self.outer, strict=True):
             tensor.copy_(state["outer"][name])
             tensor.grad = None if means is None else means[name].to(tensor.device, tensor.dtype, copy=True)
         if self.optimizer is not None:
+            numbers = [{name: value for name, value in group.items() if name != "params"} for group in self.optimizer.param_groups]
             self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+            for group, own in zip(self.optimizer.param_groups, numbers, strict=True) if own_numbers else ():
+                group.update(own)
         self.under_way = self._here = means is not None
+
+
+def check_outer(saved: Mapping[str, torch.Tensor], here: Mapping[str, torch.Tensor]) -> None:
+    """Raise UsageError where saved outer parameters have other names or shapes."""
+    if list(saved) != list(here):
+        raise UsageError("DiLoCo: the state's fragments have other parameters; is it another model's, or another list of modules?")
+    for name, tensor in here.items():
+        if saved[name].shape != tensor.shape:
+            raise UsageError(
+                f"DiLoCo: {name!r} has shape {list(saved[name].shape)} in the state, and {list(tensor.shape)} here; is it another model's?"
+            )
 
 
 def together(calls: Iterable[Callable[[], None]]) -> None:
@@ -184,6 +231,10 @@ class Frozen:
     are, for errors. Raises UsageError as ``check`` does."""
 
     def __init__(self, model: torch.nn.Module, inner: torch.optim.Optimizer, by: str) -> None:
+        if not isinstance(inner, torch.optim.Optimizer):
+            raise UsageError(
+                f"{by}: the inner optimizer is a {type(inner).__name__}, expected one of torch's kind: {by}(model, inner, every=...)"
+            )
         self._model, self._inner, self._by = model, inner, by
         self._parameters = [(name, each, each.requires_grad) for name, each in model.named_parameters()]
         self._known = {id(each) for _, each, _ in self._parameters}
@@ -221,6 +272,8 @@ class Frozen:
 
 def parts_of(model: torch.nn.Module, fragments: int | Sequence[torch.nn.Module], by: str) -> list[dict[str, torch.Tensor]]:
     """The trained parameters of each fragment. by: whose they are, for errors. Raises UsageError."""
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError(f"{by}: the model is a {type(model).__name__}, expected a torch.nn.Module: {by}(model, inner, every=...)")
     reshard(sharding_modules(model))  # after an evaluation FSDP2's outermost module has whole parameters, whose memory it takes away
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     if not named:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from psgc.errors import UsageError
+from psgc.torch.rarely.fragment import check_outer
 from psgc.torch.state import saved
 from psgc.torch.state.residuals import Kept, check_sizes
 from psgc.torch.tensors.declaring import spec_of
@@ -69,6 +70,13 @@ class HeldFragment:
         self.follow(mix)
         self.under_way = self._here = False
 
+    @torch.no_grad()
+    def differs(self) -> bool:
+        """Whether this rank's parameters are others than the outer ones."""
+        outer = self._held.values
+        each = self._parameters.items()
+        return not all(torch.equal(parameter, outer[name].to(parameter.device, parameter.dtype)) for name, parameter in each)
+
     def share(self) -> None:
         """Send the parameters themselves, of which servers make the mean, and no outer step."""
         each = self._parameters.items()
@@ -94,8 +102,13 @@ class HeldFragment:
             "held": saved.state_of(self._session, {saved.CHANGES: Kept(memory.tensors, memory.servers)}) | {"steps": memory.steps},
         }
 
-    def go_on(self, state: Mapping[str, Any]) -> None:
-        """From ``state()``. The servers hold new tensors from now on, and keep the memory of the former ones until the job ends."""
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raise UsageError for a state of other parameters."""
+        check_outer(state["outer"], self._held.values)
+
+    def go_on(self, state: Mapping[str, Any], own_numbers: bool) -> None:
+        """From ``state()``, which has been checked. The servers hold new tensors from now on, and keep the memory of the former ones until the job ends. The
+        rule's numbers are those that it was made with."""
         self.arrive()
         checked = saved.check_states(state["held"], self._session.rank, self._session.size)
         kept = saved.share_of(checked, saved.CHANGES, self._session.rank, self._session.size)

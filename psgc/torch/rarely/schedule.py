@@ -42,6 +42,10 @@ class Schedule:
         """The fragment that leaves after the step with this number, from 1 on."""
         return next((each for each in range(self.fragments) if (step - self._place(each)) % self.every == 0), None)
 
+    def next_leaving(self, step: int) -> int:
+        """The fragment that leaves next after this step."""
+        return next(each for later in range(step + 1, step + self.every + 1) if (each := self.leaving(later)) is not None)
+
     def taken(self, step: int) -> int | None:
         """The fragment whose mean is taken after this step, before another leaves."""
         return self.leaving(step - self.delay) if step > self.delay else None
@@ -55,4 +59,4 @@ def whole(value: Any, what: str) -> int:
     try:
         return index(value)
     except TypeError:
-        raise UsageError(f"{what}={value!r}: expected a whole number, as of //") from None
+        raise UsageError(f"{what}={value!r}: expected a whole number, such as total // 3") from None

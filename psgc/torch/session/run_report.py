@@ -51,6 +51,40 @@ class _Steps:
         self.last = now
 
 
+class Rare:
+    """Of a front end that exchanges once in many steps: what is told at the run's end. every: how many steps; left: what it means that it was not finished;
+    empty: nothing, where nobody is to exchange with."""
+
+    def __init__(self, name: str, every: int, left: str) -> None:
+        self.name, self.every, self._left = name, every, left
+        self.steps = 0
+        self._settled, self._finished = True, False
+
+    def stepped(self, settled: bool) -> None:
+        """settled: whether nothing is left to exchange after the step."""
+        self.steps += 1
+        self._settled = settled
+
+    def finished(self, apart: bool) -> None:
+        """Nothing is left. apart: something was."""
+        self._settled = self._finished = True
+        if apart and not self.steps:
+            self._say_never_stepped()
+
+    def tell_end(self) -> None:
+        if not self.steps and not self._finished:
+            self._say_never_stepped()
+        elif self._left and not self._settled:
+            logger.warning("%s: %s; leave its block, or call finish(), at the end", self.name, self._left)
+
+    def _say_never_stepped(self) -> None:
+        if self._left:
+            logger.warning(
+                "%s: the step() of its inner optimizer was never called, so that nothing was exchanged: train by the optimizer that it was given",
+                self.name,
+            )
+
+
 class RunReport:
     """For one session: how long its optimizers' steps took, and how many bytes they sent."""
 
@@ -59,12 +93,19 @@ class RunReport:
         self._steps: dict[str, _Steps] = {}  # by optimizer
         self._left: Counter[str] = Counter()  # results that the script went on without step(), by optimizer
         self._every = session.config.log_steps
+        self._rare: dict[str, Rare] = {}  # by the layouts' name, without a fragment's number
+
+    def exchanged_rarely(self, name: str, every: int, left: str) -> Rare:
+        """Layouts of this name (``name.0``, ...) are each exchanged once in so many steps, and what is counted of them is exchanges. left: see ``Rare``."""
+        self._rare[name] = Rare(name, every, left)
+        return self._rare[name]
 
     def laid_out(self, layout: Layout) -> None:
         """An optimizer's tensors have buckets: say how they travel."""
         if self._session.config.solo or not layout.buckets:
             return
-        travels = described(layout, self._session.rank)
+        rare = self._rare.get(layout.name.partition(".")[0])
+        travels = described(layout, self._session.rank, "a step" if rare is None else f"once in {_count(rare.every, 'step')}")
         if self._session.figures is not None:
             self._session.figures.laid_out(travels)
         if self._session.rank == 0:
@@ -153,9 +194,13 @@ class RunReport:
         if not taken or self._session.config.solo:
             return "" if self._session.config.solo else self._never_stepped()
         first = max(taken, key=lambda steps: steps.count)
-        parts = [_count(first.count, "step") + (f" of {len(taken)} optimizers" if len(taken) > 1 else "")]
+        rare = self._rare.get(next(name for name, steps in self._steps.items() if steps is first))
+        noun, each = ("step", "each") if rare is None else ("exchange", "from one to the next")
+        parts = [_count(first.count, noun) + (f" of {len(taken)} optimizers" if len(taken) > 1 else "")]
+        if rare is not None:
+            parts[0] += f" in {_count(rare.steps, 'step')}"
         if first.durations:
-            parts[0] += f", {_duration(statistics.median(first.durations))} each (median)"
+            parts[0] += f", {_duration(statistics.median(first.durations))} {each} (median)"
         counted = self._session.statistics()
         if carried := self._carried(counted.get("gradient_bytes", 0), counted.get("uncompressed_bytes", 0)):
             parts.append(carried)
@@ -165,6 +210,13 @@ class RunReport:
         if elapsed > 0:
             parts.append(self._waited(sum(steps.waited_s for steps in taken), elapsed, counted))
         return "; ".join(parts)
+
+    def tell_end(self) -> None:
+        """Sum up a run that has ended well, and say what it lacks."""
+        if text := self.summary():
+            run_logger.info("%s", text)
+        for rare in self._rare.values():
+            rare.tell_end()
 
     def _never_stepped(self) -> str:
         if not self._left:
@@ -219,12 +271,12 @@ def report_of(session: Session) -> RunReport:
 def tell_end(session: Session) -> None:
     """Rank 0 sums up a run that has ended well."""
     report = _reports.get(session)
-    if report is not None and session.rank == 0 and (text := report.summary()):
-        run_logger.info("%s", text)
+    if report is not None and session.rank == 0:
+        report.tell_end()
 
 
-def described(layout: Layout, rank: int) -> str:
-    """The rank's codecs, buckets, and what a step carries both ways, at most, against fp32 and bf16."""
+def described(layout: Layout, rank: int, how_often: str = "a step") -> str:
+    """The rank's codecs, buckets, and what an exchange carries both ways, at most, against fp32 and bf16."""
     buckets = [bucket for bucket in layout.buckets if bucket.is_of(rank)]
     codecs = Counter(bucket.codec for bucket in buckets)
     several = len(codecs) > 1
@@ -240,9 +292,9 @@ def described(layout: Layout, rank: int) -> str:
     if any(
         codec.startswith((f"{SCRIPT_CODEC}:", "rows:")) for codec in codecs
     ):  # payloads take what the script likes, or the rows that it uses
-        bytes_ = f"at most {amount(carried)} a step, fp32 {amount(8 * numel)}"
+        bytes_ = f"at most {amount(carried)} {how_often}, fp32 {amount(8 * numel)}"
     else:
-        bytes_ = f"{'at most ' if varies else ''}{amount(carried)} a step, {_times(8 * numel / carried)} fp32, {_times(4 * numel / carried)} bf16"
+        bytes_ = f"{'at most ' if varies else ''}{amount(carried)} {how_often}, {_times(8 * numel / carried)} fp32, {_times(4 * numel / carried)} bf16"
     return (
         f"{layout.name}: {_count(len(tensors), 'tensor')} ({_count(numel, 'element')}) in {_count(len(buckets), 'bucket')}, "
         f"codec {by}; each worker sends and receives {bytes_}"
