@@ -112,9 +112,7 @@ def test_a_wrong_port_ends_worker_and_server_with_the_name_of_what_listens_there
         assert "no scheduler of psgc (it says 'SSH-2.0-OpenSSH_9.6'): check DMLC_PS_ROOT_URI" in member.last_line, member.text
     with program(b"", b"") as job.port:
         server = job.server()
-        for line in server.popen.stdout:
-            if "waiting for the scheduler" in line:
-                break
+        server.read_until("waiting for the scheduler")
         server.popen.send_signal(signal.SIGTERM)
         assert server.end() == 1
     assert "ended by SIGTERM" in server.last_line
