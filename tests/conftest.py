@@ -101,15 +101,17 @@ class Process:
     def end(self) -> int:
         """Wait for it; everything it said is then in ``text``."""
         # Not by ``communicate``, which leaves out what ``read_until`` has read ahead.
-        reader = threading.Thread(target=self._read, daemon=True)
+        reader, deadline = threading.Thread(target=self._read, daemon=True), time.monotonic() + self.hang_s
         reader.start()
-        reader.join(self.hang_s)
-        hangs = reader.is_alive()
-        if hangs:
+        try:
+            reader.join(self.hang_s)
+            if reader.is_alive():
+                raise subprocess.TimeoutExpired(self.name, self.hang_s)
+            self.popen.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
             self.popen.kill()
-            reader.join()
-        self.popen.wait()
-        if hangs:
+            reader.join(10)
+            self.popen.wait()
             pytest.fail(f"{self.name} hangs; it said:\n{self.text}")
         return self.popen.returncode
 
