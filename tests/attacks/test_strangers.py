@@ -38,9 +38,7 @@ class Attacked:
         self.over = folder / "over"
         arguments = ("--steps", "1000000", "--numel", "5000", "--pause-s", "0.05", "--check-sums", "--until", str(self.over))
         self.worker = self.job.worker(0, *arguments, job="steps.py", PSGC_TRANSPORT="tcp")
-        for line in self.worker.popen.stdout:
-            if "step 3:" in line:
-                break
+        self.worker.read_until("step 3:")
         self.before = resident(self.server.popen.pid)
         threading.Thread(target=self.worker.popen.stdout.read, daemon=True).start()
 
