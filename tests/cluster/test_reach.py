@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.benchmark_scripts import load
-from tests.conftest import Process
+from tests.conftest import HANG_S, Process
 from tests.ports import free_port
 
 Make = Callable[..., Any]
@@ -147,7 +147,7 @@ def test_on_other_hosts_a_wrong_address_is_told_from_a_firewall() -> None:
                 }  # fmt: skip
                 command = worker if role == "worker" else [sys.executable, "-m", "psgc.launch.job.role", role]
                 popen = bed.run(host, command, env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-                jobs.setdefault(wrong, []).append(Process(role, popen, 200))
+                jobs.setdefault(wrong, []).append(Process(role, popen, HANG_S))
             for members in jobs.values() if role == "server" else ():
                 members[0].read_until("here: .*server")
         for members in jobs.values():
