@@ -11,6 +11,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -34,11 +35,11 @@ for _signal, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.S
         signal.signal(_signal, _handler)
 SETTINGS = ("DMLC_", "BYTEPS_", "PSGC_")
 JOBS = Path(__file__).parent / "jobs"
-LIMITS = {  # low, so that a failure shows within seconds; what is asserted is what is said, never how long it took
+LIMITS = {  # low where that shows a failure within seconds; what is asserted is what is said, never how long it took
     "PSGC_HEARTBEAT_S": "0.3",
     "PSGC_SILENCE_S": "1",
-    "PSGC_REGISTER_TIMEOUT_S": "50",  # a test that waits for a limit sets it lower itself: a busy machine may take long to start processes
-    "PSGC_STEP_TIMEOUT_S": "50",
+    "PSGC_REGISTER_TIMEOUT_S": "150",  # a test that waits for a limit sets it lower itself: a busy machine may take long to start processes
+    "PSGC_STEP_TIMEOUT_S": "150",
     "PSGC_ABORT_GRACE_S": "3",
 }
 HANG_S = 250.0  # a process that has not ended by then hangs; a loaded machine takes a sixth of that for the longest job
@@ -99,13 +100,25 @@ class Process:
 
     def end(self) -> int:
         """Wait for it; everything it said is then in ``text``."""
+        # Not by ``communicate``, which leaves out what ``read_until`` has read ahead.
+        reader, deadline = threading.Thread(target=self._read, daemon=True), time.monotonic() + self.hang_s
+        reader.start()
         try:
-            self.text += self.popen.communicate(timeout=self.hang_s)[0]
+            reader.join(self.hang_s)
+            if reader.is_alive():
+                raise subprocess.TimeoutExpired(self.name, self.hang_s)
+            self.popen.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             self.popen.kill()
-            self.text += self.popen.communicate()[0]
+            reader.join(10)
+            self.popen.wait()
             pytest.fail(f"{self.name} hangs; it said:\n{self.text}")
         return self.popen.returncode
+
+    def _read(self) -> None:
+        if self.popen.stdout is not None and not self.popen.stdout.closed:
+            with self.popen.stdout as said:
+                self.text += said.read()
 
     def kill(self) -> None:
         self.popen.send_signal(signal.SIGKILL)

@@ -264,7 +264,7 @@ def _loopback() -> Finding:
         port = server.bind_to_random_port("tcp://127.0.0.1")
         client.connect(f"tcp://127.0.0.1:{port}")
         client.send(b"hello")
-        ok = bool(server.poll(3000)) and server.recv() == b"hello"
+        ok = bool(server.poll(20_000)) and server.recv() == b"hello"
         return ok, f"sent and received on port {port}"
     finally:
         context.destroy(0)

@@ -174,7 +174,7 @@ def local_address(job: int) -> str:
 
 
 def speaks_to_the_scheduler(port: int, job: int, token: str) -> list[Any]:
-    """Register, end the job, leave in somebody's place, under keys of another token (or none): what the scheduler says to it."""
+    """Register, end the job, leave in somebody's place, under keys of another token (or none): what the scheduler says to it before it hangs up."""
     context: zmq.Context[Any] = zmq.Context()
     dealer = Dealer(context, f"tcp://127.0.0.1:{port}", b"worker-0-%d" % os.getpid(), 15, JobKeys(job, (token,)) if token else None)
     register = Register("worker", __version__, host_id(), "x", os.getpid(), pid_started(os.getpid()), 1, 1)
@@ -187,8 +187,12 @@ def speaks_to_the_scheduler(port: int, job: int, token: str) -> list[Any]:
     ):
         for sender in (0, SERVER_SENDER):
             dealer.send(Header(kind, job=job, epoch=1, sender=sender, payload_bytes=len(body)), body)
-    dealer.socket.poll(1000)
-    heard = list(dealer.receive())
+    heard, deadline = list[Any](), time.monotonic() + WAIT_S
+    while not dealer.refused and time.monotonic() < deadline:
+        dealer.monitor.poll(100)
+        list(dealer.events())
+        heard += dealer.receive()
+    assert dealer.refused, "the scheduler neither answers nor hangs up"
     dealer.close()
     context.destroy(0)
     return heard
@@ -202,10 +206,9 @@ class Recorder(Proxy):
         super().__init__(target)
 
     @property
-    def said(self) -> list[bytes]:
-        """By connection; of the first one nothing before it has said a handshake and some frames."""
-        found = [bytes(said) for _, said in sorted(self._said.items())]
-        return [b"", *found[1:]] if found and len(found[0]) < ANSWER.size + 20_000 else found
+    def said(self) -> bytes:
+        """On the first connection that has said a handshake and some frames; nothing before that."""
+        return next((bytes(said) for _, said in sorted(self._said.items()) if len(said) >= ANSWER.size + 20_000), b"")
 
     def passed(self, number: int, from_client: bool, data: bytes) -> tuple[bytes, bool]:
         said = self._said.setdefault(number, bytearray())

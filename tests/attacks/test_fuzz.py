@@ -116,7 +116,10 @@ class Peer:
                 data = self.socket.recv(proof.wants)
             except BlockingIOError:
                 continue
-            self.socket.send(proof.receive(data) or b"") if not proof.done and data else None
+            if not data:  # this process was stopped for so long that the gate has closed it
+                self.dead = True
+                return
+            self.socket.send(proof.receive(data) or b"")
 
     def say(self, data: bytes) -> None:
         try:

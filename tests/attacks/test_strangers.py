@@ -10,12 +10,15 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from psgc.transport.security.handshake import CHALLENGE
+from psgc.transport.security.refusals import FORGOTTEN_S
 from tests.attacks import strangers
 from tests.attacks.mutations import resident
 from tests.ports import free_port
@@ -38,9 +41,7 @@ class Attacked:
         self.over = folder / "over"
         arguments = ("--steps", "1000000", "--numel", "5000", "--pause-s", "0.05", "--check-sums", "--until", str(self.over))
         self.worker = self.job.worker(0, *arguments, job="steps.py", PSGC_TRANSPORT="tcp")
-        for line in self.worker.popen.stdout:
-            if "step 3:" in line:
-                break
+        self.worker.read_until("step 3:")
         self.before = resident(self.server.popen.pid)
         threading.Thread(target=self.worker.popen.stdout.read, daemon=True).start()
 
@@ -60,16 +61,24 @@ def lines(text: str, kind: str) -> int:
     return len(re.findall(rf"payload connection .*refused: .*{kind}", text))
 
 
+def said_once(text: str, refusal: str) -> int:
+    """How many lines there are of a kind of refusal: one, and others only where it had been forgotten since, as on a machine that does much else."""
+    times = [datetime.fromisoformat(line[:23].replace(",", ".")) for line in text.splitlines() if re.search(refusal, line)]
+    apart = [later - former for former, later in pairwise(times)]
+    assert times and all(each > timedelta(seconds=FORGOTTEN_S / 2) for each in apart), (refusal, text)
+    return len(times)
+
+
 def test_eleven_attacks_by_strangers_change_nothing_and_each_kind_is_one_line(make_job: Callable[..., Any], tmp_path: Path) -> None:
     attacked = Attacked(make_job, tmp_path)
     port, number = attacked.port, attacked.number
     deadline = time.monotonic() + 60
-    while not (attacked.recorder.said and attacked.recorder.said[0]):
+    while not attacked.recorder.said:
         assert time.monotonic() < deadline, "the worker's handshake has been recorded"
         time.sleep(0.05)
     with ThreadPoolExecutor(len(strangers.ATTACKS)) as crowd:
         told = list(crowd.map(lambda attack: attack(port, number), strangers.ATTACKS))
-    told.append(strangers.replays(port, attacked.recorder.said[0]))
+    told.append(strangers.replays(port, attacked.recorder.said))
     told.append(strangers.floods(port, 400))
     for heard in told:
         for words in (b"rank", str(number).encode(), number.to_bytes(8, "little")):
@@ -80,14 +89,12 @@ def test_eleven_attacks_by_strangers_change_nothing_and_each_kind_is_one_line(ma
     if os.getuid() == 0:
         assert not strangers.comes_as_another_user(strangers.local_address(number))
     said = attacked.end()
-    kinds = {"cannot prove it": 1, "which is not psgc": 1, "has not proved within 10 s": 1}
-    if os.getuid() == 0:
-        kinds["is of user 65534"] = 1
-    assert {kind: lines(said, kind) for kind in kinds} == kinds, said
-    assert said.count("payload connection") == said.count("payload connections: ") + sum(kinds.values()) + lines(
-        said, "others waited"
-    ) + lines(said, "closed by the peer") + lines(said, "reset"), said
-    assert attacked.scheduler.text.count("control connection refused") == 1, attacked.scheduler.text
+    kinds = ["cannot prove it", "which is not psgc", "has not proved within 10 s", *(["is of user 65534"] if os.getuid() == 0 else [])]
+    found = sum(said_once(said, f"payload connection .*refused: .*{kind}") for kind in kinds)
+    assert said.count("payload connection") == said.count("payload connections: ") + found + lines(said, "others waited") + lines(
+        said, "closed by the peer"
+    ) + lines(said, "reset"), said
+    said_once(attacked.scheduler.text, "control connection refused")
 
 
 @pytest.mark.long

@@ -13,7 +13,7 @@ import pytest
 from tests.programs import program
 
 Make = Callable[..., Any]
-GIVE_UP_SOON = {"PSGC_REGISTER_TIMEOUT_S": "15"}
+GIVE_UP_SOON = {"PSGC_REGISTER_TIMEOUT_S": "20"}  # those who are there come sooner, even if one of them is not run for a while
 # Who comes to the scheduler of a job that has ended finds nobody there. So whoever ends a job before it begins comes last.
 ALL_BUT_NODE_1 = r"waiting for node 1 \(DMLC_WORKER_ID=1\) to register"
 
@@ -33,18 +33,18 @@ def ends_everyone(job: Any, *said: str) -> None:
 
 
 def test_whoever_is_missing_is_named_and_waited_for_only_so_long(make_job: Make) -> None:
-    """Three jobs at once, which all wait for the limit: without a worker, without a server, and without a scheduler."""
-    no_worker, no_server, no_scheduler = (make_job(nodes=nodes, env=GIVE_UP_SOON) for nodes in (2, 1, 1))
-    for job in (no_worker, no_server):
-        job.scheduler()
-    for job in (no_worker, no_scheduler):
-        job.server()
-    for job in (no_worker, no_server, no_scheduler):
-        job.worker(0, job="steps.py")
+    """Three jobs at once, which all wait for the limit: without a worker, without a server, and without a scheduler. Where there is one, only its limit can end
+    the job, and the others wait for it when its time begins."""
+    no_worker, no_server, no_scheduler = (make_job(nodes=nodes) for nodes in (2, 1, 1))
+    members = [no_worker.server(), *(job.worker(0, job="steps.py") for job in (no_worker, no_server))]
+    no_scheduler.server(**GIVE_UP_SOON)
+    no_scheduler.worker(0, job="steps.py", **GIVE_UP_SOON)
+    for member in members:
+        member.read_until("waiting for the scheduler")
+    scheduler, _ = (job.scheduler(**GIVE_UP_SOON) for job in (no_worker, no_server))
     ends_everyone(no_worker, r"gave up.*node 1 \(DMLC_WORKER_ID=1\)")
-    scheduler = no_worker.processes[0].text
-    assert scheduler.count("gave up after") == 1, "the scheduler says once why the job failed"
-    assert re.search(r"waiting for .*node 1 \(DMLC_WORKER_ID=1\)", scheduler), "named while it is waited for, too"
+    assert scheduler.text.count("gave up after") == 1, "the scheduler says once why the job failed"
+    assert re.search(r"waiting for .*node 1 \(DMLC_WORKER_ID=1\)", scheduler.text), "named while it is waited for, too"
     ends_everyone(no_server, r"1 of 1 server")
     ends_everyone(no_scheduler, rf"the scheduler at tcp://127\.0\.0\.1:{no_scheduler.port}")
 
@@ -112,9 +112,7 @@ def test_a_wrong_port_ends_worker_and_server_with_the_name_of_what_listens_there
         assert "no scheduler of psgc (it says 'SSH-2.0-OpenSSH_9.6'): check DMLC_PS_ROOT_URI" in member.last_line, member.text
     with program(b"", b"") as job.port:
         server = job.server()
-        for line in server.popen.stdout:
-            if "waiting for the scheduler" in line:
-                break
+        server.read_until("waiting for the scheduler")
         server.popen.send_signal(signal.SIGTERM)
         assert server.end() == 1
     assert "ended by SIGTERM" in server.last_line
@@ -160,7 +158,7 @@ def test_a_rank_that_leaves_early_is_named(make_job: Make) -> None:
 
 
 def test_a_stalled_step_is_named_and_fails_at_its_limit(make_job: Make) -> None:
-    job = make_job(nodes=2, env={"PSGC_STEP_TIMEOUT_S": "15"})
+    job = make_job(nodes=2, env={"PSGC_STEP_TIMEOUT_S": "20"})
     job.scheduler()
     server = job.server()
     job.worker(0, job="steps.py")

@@ -16,9 +16,12 @@ from typing import Any
 import pytest
 
 from tests.benchmark_scripts import load
+from tests.conftest import HANG_S, Process
+from tests.ports import free_port
 
 Make = Callable[..., Any]
-SOON = {"PSGC_REGISTER_TIMEOUT_S": "7"}  # of workers: it counts from when they hear of the servers, however long the job took to form
+# Of workers, whose scheduler is there before them. They then wait for a server for at least ten seconds, however long the job took to form.
+SOON = {"PSGC_REGISTER_TIMEOUT_S": "20"}
 testbed = load("testbed")
 LACKING = testbed.why_not()
 
@@ -60,6 +63,8 @@ def test_init_names_the_server_and_why_and_gives_up_at_its_limit(make_job: Make)
         for port, (_, job) in jobs.items():
             job.scheduler()
             job.server(PSGC_ADVERTISE=f"127.0.0.1:{port}")
+        for _, job in jobs.values():
+            job.processes[0].read_until("here: .*server")
             for node in range(2):
                 job.worker(node, job="steps.py", **SOON)
         ended = [job.end() for _, job in jobs.values()]
@@ -105,17 +110,13 @@ class Door:
 
 
 def test_a_server_that_is_lost_later_ends_the_job_at_the_limit_of_a_step(make_job: Make) -> None:
-    with nobody() as port:
-        pass
+    port = free_port()
     door = Door(port)
-    job = make_job(nodes=2, env={"PSGC_TRANSPORT": "tcp", "PSGC_STEP_TIMEOUT_S": "8"})
+    job = make_job(nodes=2, env={"PSGC_TRANSPORT": "tcp", "PSGC_STEP_TIMEOUT_S": "20"})
     job.scheduler()
     job.server(DMLC_PORT=str(port), PSGC_ADVERTISE=f"127.0.0.1:{door.port}")
     workers = [job.worker(node, "--steps", "100000", job="steps.py") for node in range(2)]
-    line = ""
-    while "step 3:" not in line:
-        line = workers[0].popen.stdout.readline()
-        assert line, "it ended before its third step"
+    workers[0].read_until("step 3:")
     door.shut()
     statuses = job.end()
     assert set(statuses.values()) == {1}, job.text()
@@ -134,25 +135,27 @@ def test_on_other_hosts_a_wrong_address_is_told_from_a_firewall() -> None:
     }
     own = {k: v for k, v in testbed.os.environ.items() if not k.startswith(("DMLC_", "BYTEPS_", "PSGC_"))}
     worker = [sys.executable, str(Path(__file__).parents[1] / "jobs" / "steps.py")]
+    number = secrets.randbits(60) | 1
     with testbed.Testbed(3) as bed:
-        jobs = {}
-        for port, wrong in enumerate(expected, 9000):
-            env = {
-                **own, "DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": "1", "DMLC_PS_ROOT_URI": bed.addresses[0], "DMLC_PS_ROOT_PORT": str(port),
-                "BYTEPS_FORCE_DISTRIBUTED": "1", "PSGC_JOB": str(secrets.randbits(62) | 1), "PSGC_TOKEN": "secret",
-            }  # fmt: skip
-            extra: list[dict[str, str]] = [{}, {"DMLC_NODE_HOST": wrong}, SOON]
-            jobs[wrong] = [
-                bed.run(
-                    host, worker if role == "worker" else [sys.executable, "-m", "psgc.launch.job.role", role], {**env, **extra[host]},
-                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                )
-                for host, role in enumerate(("scheduler", "server", "worker"))
-            ]  # fmt: skip
-        said = {wrong: [member.communicate(timeout=300)[0] for member in members] for wrong, members in jobs.items()}
+        jobs: dict[str, list[Process]] = {}
+        for host, role in enumerate(("scheduler", "server", "worker")):
+            for port, wrong in enumerate(expected, 9000):
+                env = {
+                    **own, "DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": "1", "DMLC_PS_ROOT_URI": bed.addresses[0], "DMLC_PS_ROOT_PORT": str(port),
+                    "BYTEPS_FORCE_DISTRIBUTED": "1", "PSGC_JOB": str(number + port), "PSGC_TOKEN": "secret", "PSGC_SILENCE_S": "1",
+                    **({}, {"DMLC_NODE_HOST": wrong}, SOON)[host],
+                }  # fmt: skip
+                command = worker if role == "worker" else [sys.executable, "-m", "psgc.launch.job.role", role]
+                popen = bed.run(host, command, env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+                jobs.setdefault(wrong, []).append(Process(role, popen, HANG_S))
+            for members in jobs.values() if role == "server" else ():
+                members[0].read_until("here: .*server")
+        for members in jobs.values():
+            for member in members:
+                member.end()
     for wrong, members in jobs.items():
-        assert [member.returncode for member in members] == [1, 1, 1], said[wrong]
-        for text in said[wrong]:
-            last = text.strip().splitlines()[-1]
-            assert re.search(rf"rank 0 cannot reach server 0 at tcp://{re.escape(wrong)}:\d+, .*{expected[wrong]}", last), said[wrong]
-        assert ("which on every other machine is that machine itself" in said[wrong][0]) == (wrong == "127.0.0.1"), said[wrong][0]
+        said = [member.text for member in members]
+        assert [member.popen.returncode for member in members] == [1, 1, 1], said
+        for member in members:
+            assert re.search(rf"rank 0 cannot reach server 0 at tcp://{re.escape(wrong)}:\d+, .*{expected[wrong]}", member.last_line), said
+        assert ("which on every other machine is that machine itself" in said[0]) == (wrong == "127.0.0.1"), said[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from tests.conftest import Process
@@ -14,17 +15,19 @@ LONGER = r"has said nothing for ([3-9]|\d\d+) s"  # than PSGC_DEAD_S
 WHO = ((1, "shm"), (1, "tcp"), (3, "tcp"), (0, "shm"))  # the server, a worker, the scheduler; and the job's transport
 
 
-def test_whoever_is_stopped_for_longer_than_dead_s_goes_on_and_the_job_ends_well(make_job: Callable[..., Any]) -> None:
+def test_whoever_is_stopped_for_longer_than_dead_s_goes_on_and_the_job_ends_well(make_job: Callable[..., Any], tmp_path: Path) -> None:
     """A job for each, stopped in the middle until another process says for how long that one has said nothing; all are stopped at the same time."""
+    go = tmp_path / "go"
     jobs = [make_job(nodes=2, env={**SOON, "PSGC_TRANSPORT": transport}) for _, transport in WHO]
     for job, (who, _) in zip(jobs, WHO, strict=True):
-        job.whole("--steps", "120", "--check-sums", job="steps.py")
+        job.whole("--steps", "40", "--hold-at", "6", "--go", str(go), "--check-sums", job="steps.py")
         job.processes[2].read_until("step 5:")
-        job.processes[who].popen.send_signal(signal.SIGSTOP)  # long before its last step, while the next job is not there yet
+        job.processes[who].popen.send_signal(signal.SIGSTOP)
+    go.touch()
     for job, (who, _) in zip(jobs, WHO, strict=True):
         scheduler, worker, stopped = job.processes[0], job.processes[2], job.processes[who].popen
         if who == 0:
-            say(worker, "^step 120:")  # steps go on without the scheduler; then it is waited for
+            say(worker, "^step 40:")  # steps go on without the scheduler; then it is waited for
             say(worker, rf"the scheduler at .* {LONGER}; its process is stopped or busy, and is waited for")
         else:
             say(scheduler, rf"pid {stopped.pid} on .*\) {LONGER}")

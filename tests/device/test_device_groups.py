@@ -34,7 +34,7 @@ RAW = sorted({option for option in all_options() if not any("@" in action for ac
 NUMEL = 4099
 
 
-def config(collectives: str = "auto", step_timeout_s: float = 30.0) -> Config:
+def config(collectives: str = "auto", step_timeout_s: float = 100.0) -> Config:
     return Config(
         transport="tcp", root_host="127.0.0.1", root_port=1, heartbeat_s=0.02, step_timeout_s=step_timeout_s, collectives=collectives
     )

@@ -280,7 +280,7 @@ def test_completions_run_in_the_order_of_their_events() -> None:
         completions.when(
             runtime.training.record(), lambda fault, number=number: seen.append(number) or (done.set() if number == 49 else None)
         )  # type: ignore[misc,func-returns-value]
-    assert done.wait(10) and seen == list(range(50))
+    assert done.wait(100) and seen == list(range(50))
 
 
 def test_gradients_that_become_ready_while_a_graph_is_captured_are_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,7 +76,9 @@ class Connected:
         ids = itertools.count()
         self.runtime = made(gpus=gpus or (lambda: f"gpu {next(ids)}"))
         use_recorded(self.runtime, slot_bytes=16384)
-        config = Config(transport="tcp", root_host="127.0.0.1", root_port=1, heartbeat_s=0.02, step_timeout_s=30.0, collectives=collectives)
+        config = Config(
+            transport="tcp", root_host="127.0.0.1", root_port=1, heartbeat_s=0.02, step_timeout_s=100.0, collectives=collectives
+        )
         fake = FakeJob(sum(sizes), config)
         self.sessions = [Rank(fake, rank) for rank in range(sum(sizes))]
         self.job = Job(sizes, groups_of=lambda name, rank: job_groups(self.sessions[rank], name), collectives=collectives)

@@ -47,7 +47,7 @@ class Found:
 
     @property
     def payload(self) -> bytes:
-        assert self.there.wait(20.0) and len(self.encoded) == 1
+        assert self.there.wait(100.0) and len(self.encoded) == 1
         assert isinstance(self.encoded[0], Encoded), self.encoded
         return self.out[: self.encoded[0].payload_bytes].tobytes()
 
@@ -64,13 +64,13 @@ def ready_together(runtime: RecordingRuntime, engine: Engine, sizes: list[tuple[
 
     def slow(*arguments: Any) -> None:
         begun.set()
-        assert go_on.wait(20.0)
+        assert go_on.wait(100.0)
         encode(*arguments)
 
     first.encode = slow  # type: ignore[method-assign]
     launching = threading.Thread(target=engine.launches.put, args=(found[0].ready,))
     launching.start()
-    assert begun.wait(20.0)
+    assert begun.wait(100.0)
     for each in found[1:]:
         engine.launches.put(each.ready)
     first.encode = encode  # type: ignore[method-assign]
@@ -122,7 +122,7 @@ def test_an_error_in_a_launch_is_told_of_each_of_its_parts_once() -> None:
         for each in found:
             engine.launches.put(each.ready)
         for each in found:
-            assert each.there.wait(20.0) and len(each.encoded) == 1
+            assert each.there.wait(100.0) and len(each.encoded) == 1
             assert isinstance(each.encoded[0], DeviceError) and "cpu has been lost" in str(each.encoded[0])
 
 

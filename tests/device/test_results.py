@@ -65,7 +65,7 @@ def come_together(runtime: RecordingRuntime, engine: Engine, parts: list[Part]) 
 
     def slow(payloads: Any) -> Any:
         begun.set()
-        assert go_on.wait(20.0)
+        assert go_on.wait(100.0)
         return incoming(payloads)
 
     def apply(part: Part) -> None:
@@ -78,13 +78,13 @@ def come_together(runtime: RecordingRuntime, engine: Engine, parts: list[Part]) 
     for number, part in enumerate(parts):
         threads.append(threading.Thread(target=apply, args=(part,)))
         threads[-1].start()
-        assert begun.wait(20.0)
+        assert begun.wait(100.0)
         while len(engine.results._waiting) < number:
             threading.Event().wait(0.001)
     engine.incoming = incoming  # type: ignore[method-assign]
     go_on.set()
     for thread in threads:
-        thread.join(20.0)
+        thread.join(100.0)
         assert not thread.is_alive()
     return errors
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from psgc.launch.verbs import doctor as checks
 from tests.plan.commands import psgc
 
 Doctor = Callable[..., tuple[int, dict[str, Any]]]
@@ -16,7 +17,9 @@ Doctor = Callable[..., tuple[int, dict[str, Any]]]
 
 @pytest.fixture
 def doctor(monkeypatch: pytest.MonkeyPatch) -> Doctor:
-    """Its status and report under these settings and no others."""
+    """Its status and report under these settings and no others, whatever others leave of the machine."""
+    monkeypatch.setattr(checks, "_memory", lambda: (True, "2048 MiB available"))
+    monkeypatch.setattr(checks, "_cores", lambda: (True, "2"))
 
     def examine(**env: str) -> tuple[int, dict[str, Any]]:
         for name in os.environ:
@@ -35,6 +38,12 @@ def test_this_machine_is_fit(doctor: Doctor) -> None:
     assert (status, report["ok"]) == (0, True), report
     (tcp,) = [check for check in report["checks"] if check["name"] == "tcp after a pause"]
     assert tcp["found"].endswith(("(net.ipv4.tcp_slow_start_after_idle)", "not known here")) and "sysctl -w" in tcp["wanted"]
+
+
+def test_memory_and_cores_are_what_is_left_of_them() -> None:
+    for look, least in ((checks._memory, 1024), (checks._cores, 2)):
+        ok, found = look()
+        assert ok == (int(found.removesuffix(" MiB available")) >= least)
 
 
 def test_a_wrong_setting_is_named_with_its_remedy(doctor: Doctor) -> None:

@@ -20,6 +20,7 @@ from tests.launch.conftest import Launched, launched
 from tests.ports import free_port
 
 __all__ = ["launched"]
+WAIT_S = 60.0
 
 
 def job(port: int, **more: Any) -> Config:
@@ -34,22 +35,28 @@ def facts(config: Config, *roles: str, **more: Any) -> Facts:
     )
 
 
-def meet(port: int, *guests: tuple[Config, Facts], wait_s: float = 20) -> tuple[list[Finding], list[list[Finding] | str]]:
-    """The findings at the scheduler, and of each other machine its own, or the error that it ends with."""
+def meet(port: int, *guests: tuple[Config, Facts], refused: bool = False) -> tuple[list[Finding], list[list[Finding] | str]]:
+    """The findings at the scheduler, and of each other machine its own, or the error that it ends with. refused: the guests are, and the scheduler's machine,
+    which waits in vain for others, waits a little longer than until they know."""
     config, told = job(port, token="secret"), [[] for _ in guests]  # type: ignore[var-annotated]
 
     def join(number: int, config: Config, own: Facts) -> None:
         try:
-            told[number] = join_meeting(config, own, wait_s, lambda _: None)
+            told[number] = join_meeting(config, own, WAIT_S, lambda _: None)
         except PsgcError as error:
             told[number] = str(error)
 
     threads = [threading.Thread(target=join, args=(number, *guest)) for number, guest in enumerate(guests)]
     for thread in threads:
         thread.start()
-    found = host_meeting(config, facts(config, "scheduler", "server"), wait_s, lambda _: None)
-    for thread in threads:
-        thread.join()
+
+    def all_told(_: str = "") -> None:
+        for thread in threads:
+            thread.join()
+
+    own = facts(config, "scheduler", "server")
+    found = host_meeting(config, own, 1.5, all_told) if refused else host_meeting(config, own, WAIT_S, lambda _: None)
+    all_told()
     return found, told
 
 
@@ -72,7 +79,7 @@ def replace_codec(config: Config, number: int) -> Config:
 def test_who_has_another_token_is_refused_and_named_and_who_is_missing_too() -> None:
     port = free_port()
     stranger = job(port, token="guessed")
-    found, told = meet(port, (stranger, facts(stranger, "worker", node=0)), wait_s=1.5)
+    found, told = meet(port, (stranger, facts(stranger, "worker", node=0)), refused=True)
     assert {(finding.check, finding.whose) for finding in found} == {
         ("members", "worker 0"),
         ("members", "worker 1"),

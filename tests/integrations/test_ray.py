@@ -149,26 +149,29 @@ def lives(pid: int) -> bool:
         return False
 
 
-def kill_amid(folder: Path, victim: str) -> list[int]:
-    """Once both ranks train: kill -9 rank 1, the server's actor or rank 1's raylet. Returns the processes of all that may not be left."""
+def kill_amid(folder: Path, victim: str, cluster: str) -> list[int]:
+    """Once both ranks train: kill -9 rank 1, the server's actor or rank 1's raylet. Returns the processes of all that may not be left. cluster: its address."""
     deadline = time.monotonic() + 200
     ranks = [folder / "rank0", folder / "rank1"]
     while not all(path.exists() and len(path.read_text().split()) == 2 for path in ranks):
         assert time.monotonic() < deadline, "the ranks have not begun"
         time.sleep(0.05)
     (first, _), (second, raylet) = (map(int, path.read_text().split()) for path in ranks)
-    serving = [pid for pid in actors("ray::Service.serve") if pid != os.getpid()]
+    serving = actors("ray::Service.serve", cluster)
     os.kill({"worker": second, "raylet": raylet, "service": serving[-1]}[victim], signal.SIGKILL)
     return [first, second, *serving]
 
 
-def actors(title: str) -> list[int]:
+def actors(title: str, cluster: str) -> list[int]:
+    """Processes of that title of this cluster's raylets: another test's cluster may run at the same time."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 if (entry / "cmdline").read_bytes().startswith(title.encode()):
-                    found.append(int(entry.name))
+                    raylet = (entry / "stat").read_text().rpartition(")")[2].split()[1]
+                    if f"--gcs-address={cluster}".encode() in Path(f"/proc/{raylet}/cmdline").read_bytes().split(b"\0"):
+                        found.append(int(entry.name))
             except OSError:
                 continue
     return sorted(found)
@@ -194,7 +197,7 @@ def test_a_process_that_is_killed_from_outside_ends_the_job_and_nothing_of_it_is
         found.init(address=cluster.address, log_to_driver=False)
         found.cloudpickle.register_pickle_by_value(sys.modules[__name__])
         with ThreadPoolExecutor(1) as pool:
-            killing = pool.submit(kill_amid, tmp_path, victim)
+            killing = pool.submit(kill_amid, tmp_path, victim, cluster.address)
             with pytest.raises((found.exceptions.RayActorError, PsgcError)) as caught:
                 psgc.ray.launch(told_pid, workers=2, servers=1, args=(str(tmp_path),), env=LIMITS)
             processes = killing.result()

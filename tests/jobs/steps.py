@@ -26,6 +26,8 @@ def main() -> int:
     parser.add_argument("--die-at", type=int, default=0, help="kill -9 itself in that step, with the push under way")
     parser.add_argument("--leave-at", type=int, default=0, help="leave in order before that step")
     parser.add_argument("--stall-at", type=int, default=0, help="never come to that step")
+    parser.add_argument("--hold-at", type=int, default=0, help="wait before that step until the file --go exists")
+    parser.add_argument("--go")
     parser.add_argument("--nan-at", type=int, default=0, help="push a NaN in that step")
     parser.add_argument("--until", help="file that ends the job before the next step, once it exists")
     parser.add_argument("--check-sums", action="store_true", help="every rank pushes the step number; the mean must be that")
@@ -51,6 +53,8 @@ def steps(session: ClusterSession, options: argparse.Namespace) -> int:
             break
         if step == options.stall_at:
             time.sleep(1000)
+        while step == options.hold_at and not os.path.exists(options.go):
+            time.sleep(0.02)
         buffer.array[:] = step
         if step == options.nan_at:
             buffer.array[options.numel // 2] = np.nan
