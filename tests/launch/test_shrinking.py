@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.launch.killing import Pace, until_gone
 from tests.launch.test_worker_loss import JOB as TRAINING
 from tests.launch.test_worker_loss import SAYS, TRAINS, workers_of
 from tests.ports import free_port
@@ -81,15 +82,23 @@ def test_a_rank_that_does_not_come_back_is_missing_to_the_end(launched: Any, tmp
 
 
 def test_a_rank_whose_processes_die_again_and_again_is_given_up(launched: Any, tmp_path: Path) -> None:
-    script = tmp_path / "dies.py"
+    script, over = tmp_path / "dies.py", tmp_path / "over"
     script.write_text(
-        TRAINS + "import time\nfor step in psgc.Elastic(model=model, optimizer=optimizer).steps(300):\n"
+        TRAINS + "import time\nfor step in psgc.Elastic(model=model, optimizer=optimizer).steps(1_000_000):\n"
         "    if step > 2 and psgc.rank() == 1:\n        os.kill(os.getpid(), signal.SIGKILL)\n"
-        "    optimizer.zero_grad()\n    model(torch.ones(3)).sum().backward()\n    optimizer.step()\n    time.sleep(0.03)\nprint('ended', step)\n"
+        "    optimizer.zero_grad()\n    model(torch.ones(3)).sum().backward()\n    optimizer.step()\n    time.sleep(0.03)\n"
+        f"    if step > 2 and os.path.exists({str(over)!r}):\n        break\nprint('ended')\n"
     )
-    status, out, err = launched.end(launched.psgc("run", "--no-prefix", "--", sys.executable, str(script), **SHRINK))
+    popen = launched.psgc("run", "--no-prefix", "--", sys.executable, str(script), **SHRINK)
+    before = ""
+    while "so it is not started again" not in before:
+        before += (line := popen.stderr.readline())
+        assert line, before
+    over.touch()
+    status, out, after = launched.end(popen)
+    err = before + after
     assert status == 0, err
-    assert out.splitlines() == ["ended 299"]
+    assert out == "ended\n"
     assert re.search(r"worker 1 has ended \d times in \d+ s and completed no step in between, so it is not started again$", err, re.M), err
     assert re.search(r"psgc run: rank 1 was killed by SIGKILL \(pid \d+\); the others go on without it$", err, re.M), err
 
@@ -176,11 +185,15 @@ def test_a_machine_that_is_lost_is_missing(launched: Any, tmp_path: Path) -> Non
         command = (sys.executable, JOB, "150", "-1", str(tmp_path / "gate"), "0")
         return launched.psgc_launch(*command, DMLC_ROLE="worker", DMLC_WORKER_ID=str(number), **common)
 
-    services = [launched.psgc_launch(DMLC_ROLE=role, **common) for role in ("scheduler", "server")]
-    first, lost = node(0), node(1)
-    launched.read_until(lost, "rank 1 step 3 ")
-    lost.kill()
-    status, out, err = launched.end(first)
+    with Pace() as pace:
+        common |= pace.env
+        services = [launched.psgc_launch(DMLC_ROLE=role, **common) for role in ("scheduler", "server")]
+        first, lost = node(0), node(1)
+        line = launched.read_until(lost, "rank 1 step 3 ")
+        lost.kill()
+        until_gone(int(line.split()[-1]))
+        pace.over()
+        status, out, err = launched.end(first)
     assert status == 0, err
     assert re.findall(r"^rank 0 step 149 mean (\S+)", out, re.M) == ["1"]
     assert "worker 1" in err and "died: the others go on without it, 1 of 2 ranks are missing now" in err
