@@ -116,7 +116,7 @@ def test_one_that_ends_again_and_again_ends_the_job_with_its_line(launched: Any)
     status, _, err = launched.end(popen)
     assert status == 128 + signal.SIGKILL
     assert re.search(
-        r"scheduler has ended 4 times in \d+ s and did not hear of everyone again in between, so it is not started again$", err, re.M
+        r"scheduler has ended \d+ times in \d+ s and did not hear of everyone again in between, so it is not started again$", err, re.M
     ), err
 
 

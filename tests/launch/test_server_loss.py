@@ -50,7 +50,7 @@ def test_a_server_that_ends_again_and_again_without_a_step_ends_the_job_with_its
     servers.kill_all()
     status, _, err = launched.end(popen)
     assert status == 128 + signal.SIGKILL
-    assert re.search(r"server 0 has ended \d times in \d+ s and completed no step in between, so it is not started again$", err, re.M), err
+    assert re.search(r"server 0 has ended \d+ times in \d+ s and completed no step in between, so it is not started again$", err, re.M), err
     assert re.search(r"psgc run: server 0 was killed by SIGKILL \(pid \d+\)$", err.strip()), err
 
 

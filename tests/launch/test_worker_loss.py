@@ -303,7 +303,7 @@ def test_a_worker_that_dies_again_and_again_without_a_step_ends_the_job_with_its
     )
     status, _, err = launched.end(launched.psgc("run", "--", sys.executable, str(script), **WAIT))
     assert status == 128 + signal.SIGKILL, err
-    assert re.search(r"worker 1 has ended \d times in \d+ s and completed no step in between, so it is not started again$", err, re.M), err
+    assert re.search(r"worker 1 has ended \d+ times in \d+ s and completed no step in between, so it is not started again$", err, re.M), err
     assert re.search(r"psgc run: rank 1 was killed by SIGKILL \(pid \d+\)$", err.strip()), err
 
 
