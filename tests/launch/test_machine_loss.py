@@ -233,15 +233,16 @@ def test_without_replicas_a_lost_machine_ends_the_job_and_the_line_says_what_wou
 
 def test_a_process_that_would_follow_when_the_job_is_over_ends(launched: Any) -> None:
     """A server dies as the workers end; the scheduler, on another machine, is gone before its launcher has started the next process."""
-    machines = Machines(launched, [str(JOBS / "lost_server.py"), "6", "none", "optimizer", "0.01"], PSGC_REPLICAS="0", PSGC_DEAD_S="250")
+    machines = Machines(launched, [str(JOBS / "lost_server.py"), "6", "none", "optimizer", "0.01"], PSGC_REPLICAS="0", PSGC_DEAD_S="20")
     late = machines.servers[1]
-    for line in machines.workers.stdout:
-        if "found" in line:  # and they end only when they may
-            os.kill(late.pid, signal.SIGSTOP)
-            machines.kill(1, 1)
-            break
-    machines.pace.over()
-    assert [launched.end(popen)[0] for popen in (machines.workers, machines.scheduler, machines.servers[0])] == [0, 0, 0]
+    with machines.pace as pace:
+        for line in machines.workers.stdout:
+            if "found" in line:  # and they end only when they may
+                os.kill(late.pid, signal.SIGSTOP)
+                machines.kill(1, 1)
+                break
+        pace.over()
+        assert [launched.end(popen)[0] for popen in (machines.workers, machines.scheduler, machines.servers[0])] == [0, 0, 0]
     os.kill(late.pid, signal.SIGCONT)
     status, _, err = launched.end(late)
     assert status == 0, err
