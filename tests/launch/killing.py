@@ -37,6 +37,27 @@ def until_gone(pid: int) -> None:
     raise AssertionError(f"process {pid} lives on")
 
 
+def told_of(popen: subprocess.Popen[str], words: str) -> str:
+    """What the launcher says up to a line that has these words, while what the job says is read, too."""
+    said, told = list[str](), threading.Event()
+
+    def listen() -> None:
+        for line in popen.stderr or ():
+            said.append(line)
+            if words in line:
+                break
+        told.set()
+
+    listening = threading.Thread(target=listen)
+    listening.start()
+    for _ in popen.stdout or ():
+        if told.is_set():
+            break
+    listening.join()
+    assert said and words in said[-1], "".join(said)
+    return "".join(said)
+
+
 class Pace:
     """How far a job of `tests/jobs` may go that is to be struck at a step: however late the test reads what it says, it has not come to its end meanwhile. A
     context manager; ``env`` is the job's. ahead: steps that it may be beyond what was heard."""

@@ -8,14 +8,13 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.launch.killing import Pace, Victims, children, run_and_kill
+from tests.launch.killing import Pace, Victims, children, run_and_kill, told_of
 from tests.ports import free_port
 
 JOBS = Path(__file__).parent.parent / "jobs"
@@ -79,26 +78,6 @@ def test_steps_go_on_while_there_is_no_scheduler(launched: Any) -> None:
     status, _, err = launched.end(popen)
     assert status == 128 + signal.SIGTERM
     assert GOES_ON in said + err
-
-
-def told_of(popen: subprocess.Popen[str], words: str) -> str:
-    """What the launcher says up to a line that has these words, while what the job says is read, too."""
-    said, told = list[str](), threading.Event()
-
-    def listen() -> None:
-        for line in popen.stderr or ():
-            said.append(line)
-            if words in line:
-                break
-        told.set()
-
-    listening = threading.Thread(target=listen)
-    listening.start()
-    for _ in popen.stdout or ():
-        if told.is_set():
-            break
-    listening.join()
-    return "".join(said)
 
 
 def test_stop_ends_the_job_at_its_death(launched: Any) -> None:

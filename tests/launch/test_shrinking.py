@@ -150,20 +150,23 @@ def test_a_trainings_loss_is_that_of_an_undisturbed_one_within_noise(launched: A
     """Batches of the ranks that are missing are missing; and all ranks have the same parameters at the end."""
     losses = []
     for kills in (0, 2):
-        popen = launched.psgc("run", "--no-prefix", "--workers", "4", "--", sys.executable, TRAINING, "120", "int8", "0.01", **SHRINK)
-        said: dict[int, set[str]] = defaultdict(set)
-        found, killed = [], set[int]()
-        for line in popen.stdout:
-            if match := SAYS.match(line):
-                step, pid = int(match[2]), int(match[4])
-                said[step].add(match[3])
-                if len(killed) < kills and step >= 10 * (1 + 3 * len(killed)) and match[1] == str(1 + len(killed)):
-                    os.kill(pid, signal.SIGKILL)
-                    killed.add(pid)
-            elif " found " in line:
-                found.append(line.split(" found ")[1].split()[0])
-        status, _, err = launched.end(popen)
-        assert status == 0, err
+        with Pace() as pace:
+            command = (sys.executable, TRAINING, "120", "int8", "0.01")
+            popen = launched.psgc("run", "--no-prefix", "--workers", "4", "--", *command, **SHRINK, **pace.env)
+            said: dict[int, set[str]] = defaultdict(set)
+            found, killed = [], set[int]()
+            for line in popen.stdout:
+                if match := SAYS.match(line):
+                    step, pid = int(match[2]), int(match[4])
+                    said[step].add(match[3])
+                    if len(killed) < kills and step >= 10 * (1 + 3 * len(killed)) and match[1] == str(1 + len(killed)):
+                        os.kill(pid, signal.SIGKILL)
+                        killed.add(pid)
+                    pace.heard(step + 1)
+                elif " found " in line:
+                    found.append(line.split(" found ")[1].split()[0])
+            status, _, err = launched.end(popen)
+        assert status == 0 and len(killed) == kills, err
         assert len(set(found)) == 1 and len(found) >= 4 - kills
         assert len(said) == 120 and all(len(of) == 1 for of in said.values()), "each step has one mean"
         losses.append([float(next(iter(said[step]))) for step in range(120)])
