@@ -78,7 +78,7 @@ def test_a_job_without_servers_is_refused(launched: Any) -> None:
 
 def test_a_rank_that_is_always_late_is_named_once(launched: Any, tmp_path: Path) -> None:
     script = Path(JOB).with_name("slow_rank.py")
-    popen = launched.psgc("run", "--workers", "3", "--", sys.executable, str(script), "80", str(tmp_path), PSGC_BACKUP_WORKERS="1")
+    popen = launched.psgc("run", "--workers", "3", "--", sys.executable, str(script), "110", str(tmp_path), PSGC_BACKUP_WORKERS="1")
     said = ""
     while "held up" not in said:
         said += (line := popen.stderr.readline())
