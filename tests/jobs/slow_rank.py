@@ -1,4 +1,4 @@
-"""A worker that trains; its job's last rank begins each step some time after all others have taken it, so that it is the late one, however quick they are. Run by
+"""A worker that trains; its job's last rank begins each step some time after all others have taken it: it is the late one, however quick they are. Run by
 tests; arguments: steps; a folder, where ranks say so, and whose file `enough` is waited for at the end: servers look at who is late now and then."""
 
 from __future__ import annotations
