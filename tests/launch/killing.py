@@ -116,6 +116,14 @@ class Victims:
             time.sleep(0.01)
         raise AssertionError("none is started again")
 
+    def until_noticed(self, victim: int) -> None:
+        """Until the launcher has found out that it is dead, and done what is due. Steps may not need a server that holds none of their parts."""
+        for _ in range(10_000):
+            if victim not in children(self.popen):
+                return
+            time.sleep(0.01)
+        raise AssertionError("its death is not noticed")
+
     def kill_all(self) -> None:
         """kill -9 each that there is, until the job has ended. What its workers say meanwhile is dropped."""
         reading = threading.Thread(target=self.popen.stdout.read)  # type: ignore[union-attr]
@@ -147,8 +155,10 @@ def run_and_kill(
             said, wait = said + 1, wait - 1
             if wait <= 0:
                 time.sleep(rng.random() * 0.03)
-                found.kill_one(rng)
+                victim = found.kill_one(rng)
                 kills, wait = kills - 1, workers * rng.randint(least, most)
+                if not kills:
+                    found.until_noticed(victim)
             pace.heard(said // workers) if kills else pace.over()
         status, _, err = launched.end(popen)
     assert kills == 0, (kills, "".join(out[-3:]), err)
