@@ -19,7 +19,7 @@ import torch
 import psgc.torch as psgc
 from psgc.torch.session import api
 
-ENDING_S = 10.0
+ENDING_S = 100.0
 sessions: list[weakref.ref[object]] = []  # of the jobs so far
 
 

@@ -12,6 +12,7 @@ import sys
 import time
 
 import torch
+from pace import wait_for_readers
 from torch import nn
 
 import psgc.torch as psgc
@@ -40,6 +41,7 @@ def main() -> None:
     optimizer = psgc.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0), names, compression=codec)
     luck, wrong = random.Random(rank), 0
     for step in range(1, steps + 1):
+        wait_for_readers(step)
         if luck.random() < 0.3:
             time.sleep(pause_s * luck.random())
         optimizer.zero_grad()

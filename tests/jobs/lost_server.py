@@ -7,6 +7,7 @@ import sys
 import time
 
 import torch
+from pace import wait_for_readers
 from torch import nn
 
 import psgc.torch as psgc
@@ -30,6 +31,7 @@ def main() -> None:
     batches = torch.Generator().manual_seed(100 + psgc.rank())
     found = hashlib.sha256()
     for step in range(1, steps + 1):
+        wait_for_readers(step)
         inputs = torch.randn(16, 32, generator=batches)
         optimizer.zero_grad()
         loss = (trained(inputs) - inputs.sum(1, keepdim=True)).square().mean()
@@ -43,6 +45,7 @@ def main() -> None:
     for parameter in model.parameters():
         found.update(parameter.detach().numpy().tobytes())
     print(f"rank {psgc.rank()} found {found.hexdigest()}", flush=True)
+    wait_for_readers(steps + 1)
     psgc.shutdown()
 
 

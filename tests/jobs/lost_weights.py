@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 
 import torch
+from pace import wait_for_readers
 from torch import nn
 
 import psgc.torch as psgc
@@ -61,6 +62,7 @@ def main() -> None:
     psgc.init()
     found = hashlib.sha256()
     for step, tensors in enumerate({"rounds": rounds, "counts": counts, "outer": outer}[kind](steps)):
+        wait_for_readers(step + 1)
         for tensor in tensors:
             if not tensor.isfinite().all():
                 sys.exit(f"step {step} has NaN or infinity: nothing that comes after it shows anything")

@@ -8,6 +8,7 @@ import sys
 import time
 
 import torch
+from pace import wait_for_readers
 from torch import nn
 
 import psgc.torch as psgc
@@ -26,6 +27,7 @@ def main() -> None:
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [5, 11], gamma=0.5)
     elastic = psgc.Elastic(model=model, optimizer=optimizer, scheduler=scheduler, seed=7)
     for step in elastic.steps(steps):
+        wait_for_readers(step + 1)
         inputs = torch.randn(16, 32)
         optimizer.zero_grad()
         loss = (model(inputs) - inputs.sum(1, keepdim=True)).square().mean()

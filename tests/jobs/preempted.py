@@ -32,6 +32,8 @@ def main() -> None:
         total = psgc.torch.push_pull(torch.tensor([float(rank), float(bool(heard))]), name="x", average=False)
         assert total[0] == sum(range(psgc.torch.size())), total
         if total[1]:
+            while not heard:  # another rank was told sooner
+                time.sleep(0.01)
             print(f"rank {rank} heard {sorted({signal.Signals(number).name for number in heard})}", flush=True)
             save(checkpoint, step, seconds, rank)
             if then == "end":

@@ -1,4 +1,5 @@
-"""Rank 0 writes a checkpoint of 32 MB, ever so slowly, and says when it has begun; the others wait for it. Run by tests; loads no torch."""
+"""Rank 0 writes a checkpoint of 32 MB, of which the most only when it is told to, and says when it has begun; the others wait for it. Run by tests; loads no
+torch."""
 
 from __future__ import annotations
 
@@ -25,8 +26,11 @@ def chunk(number: int) -> bytes:
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("path", type=Path)
-    parser.add_argument("--seconds", type=float, default=8.0, help="that writing takes")
+    parser.add_argument("--until", type=Path, required=True, help="writes the rest once this file is there and the job has failed")
+    parser.add_argument("--limit", default="", help="PSGC_SAVE_TIMEOUT_S of this process alone: its launcher waits for longer")
     options = parser.parse_args()
+    if options.limit:
+        os.environ["PSGC_SAVE_TIMEOUT_S"] = options.limit
     session = ClusterSession.open(Config.from_env())
     try:
         if session.rank:
@@ -39,8 +43,9 @@ def main() -> int:
                     file.flush()
                     if number == 0:
                         print("writing", flush=True)
-                    time.sleep(options.seconds / CHUNKS)
-            print(f"written, and the job had {'' if session.failed else 'not '}failed meanwhile", flush=True)
+                        while not (session.failed and options.until.exists()):
+                            time.sleep(0.05)
+            print("written, and the job had failed meanwhile", flush=True)
         session.barrier()
     except JobFailed:
         return 1

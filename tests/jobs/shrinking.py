@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import torch
+from pace import wait_for_readers
 
 import psgc.torch as psgc
 
@@ -33,6 +34,7 @@ def main() -> None:
 
     elastic = psgc.Elastic(model=model, optimizer=optimizer, scale_lr=scale)
     for step in elastic.steps(steps):
+        wait_for_readers(step + 1)
         before = model.weight.item()
         optimizer.zero_grad()
         (model.weight * 2.0**rank).sum().backward()

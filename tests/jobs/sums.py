@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from array_buffer import ArrayBuffer
+from pace import wait_for_readers
 
 from psgc.codecs import BucketContext, Codec, Stream, parse_pair, parse_scheme
 from psgc.codecs.codec import DTYPES
@@ -165,8 +166,8 @@ def layout_number(codec: str, tensor: int) -> int:
     return zlib.crc32(tensor_name(codec, tensor, "float32").encode())
 
 
-def compare(session: ClusterSession, codec: str, options: argparse.Namespace, chaos: random.Random) -> int:
-    """Run the steps with one codec; how many results were wrong."""
+def compare(session: ClusterSession, codec: str, options: argparse.Namespace, chaos: random.Random, before: int) -> int:
+    """Run the steps with one codec, after so many with others; how many results were wrong."""
     names = [(index, numel, dtype) for dtype in options.dtypes.split(",") for index, numel in enumerate(SIZES)]
     mean = not options.sum
     buffers = {
@@ -176,6 +177,7 @@ def compare(session: ClusterSession, codec: str, options: argparse.Namespace, ch
     models = {index: model(codec, index, numel, session.size, mean) for index, numel, _ in names}
     wrong = 0
     for step in range(1, options.steps + 1):
+        wait_for_readers(before + step)
         order = list(names)
         chaos.shuffle(order)
         if options.delay_ms:
@@ -220,8 +222,8 @@ def main() -> int:
         session.groups_of = functools.partial(job_groups, session)
     chaos = random.Random(session.rank)
     wrong = 0
-    for codec in options.codec:
-        found = compare(session, codec, options, chaos)
+    for number, codec in enumerate(options.codec):
+        found = compare(session, codec, options, chaos, number * options.steps)
         print(f"rank {session.rank}: {codec}: {options.steps} steps, {found} wrong, {session.statistics()}", flush=True)
         wrong += found
     session.close()

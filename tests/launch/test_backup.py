@@ -76,10 +76,15 @@ def test_a_job_without_servers_is_refused(launched: Any) -> None:
     assert "PSGC_BACKUP_WORKERS=1 and DMLC_NUM_SERVER=0: workers that exchange among themselves await each other" in err
 
 
-def test_a_rank_that_is_always_late_is_named_once(launched: Any) -> None:
+def test_a_rank_that_is_always_late_is_named_once(launched: Any, tmp_path: Path) -> None:
     script = Path(JOB).with_name("slow_rank.py")
-    popen = launched.psgc("run", "--workers", "3", "--", sys.executable, str(script), "80", PSGC_BACKUP_WORKERS="1")
+    popen = launched.psgc("run", "--workers", "3", "--", sys.executable, str(script), "110", str(tmp_path), PSGC_BACKUP_WORKERS="1")
+    said = ""
+    while "held up" not in said:
+        said += (line := popen.stderr.readline())
+        assert line, said
+    (tmp_path / "enough").touch()
     status, _, err = launched.end(popen)
     assert status == 0, err
-    named = set(re.findall(r"rank (\d) held up \d+% of the last steps", err))
-    assert named == {"2"}, err
+    named = set(re.findall(r"rank (\d) held up \d+% of the last steps", said + err))
+    assert named == {"2"}, said + err

@@ -11,23 +11,37 @@ import pytest
 
 from psgc.launch.chaos.running import can_touch_connections
 from tests.launch.conftest import Launched
+from tests.launch.killing import Pace
 
 JOB = [sys.executable, str(Path(__file__).parent.parent / "jobs" / "lost_server.py")]
 
 
-def chaos(launched: Launched, *arguments: str, job: list[str], run: tuple[str, ...] = (), **env: str) -> tuple[int, dict[str, Any], str]:
-    popen = launched.preloaded(
-        "-m", "psgc.launch", "chaos", "--json", *arguments, "--", sys.executable, "-m", "psgc.launch", "run", *run, "--", *job, **env
-    )
-    status, out, err = launched.end(popen)
-    return status, json.loads(out) if out else {}, err
+def chaos(
+    launched: Launched, *arguments: str, job: list[str], run: tuple[str, ...] = (), least: int = 0, each: int = 0, **env: str
+) -> tuple[int, dict[str, Any], str]:
+    """least: so many events happen before the disturbed job has ended, which takes at most ``each`` steps for each of them."""
+    with Pace() as pace:
+        pace.over()
+        words = ("chaos", "--json", *arguments, "--", sys.executable, "-m", "psgc.launch", "run", *run, "--", *job)
+        popen = launched.preloaded("-m", "psgc.launch", *words, **env, **pace.env)
+        said, seen = list[str](), 0
+        assert popen.stderr is not None
+        for line in popen.stderr:
+            said.append(line)
+            if least and ": the run with " in line:
+                pace.hold(each)
+            elif least and ": event " in line:
+                seen += 1
+                pace.allow((seen + 1) * each) if seen < least else pace.over()
+        status, out, _ = launched.end(popen)
+    return status, json.loads(out) if out else {}, "".join(said)
 
 
 @pytest.mark.skipif(bool(can_touch_connections()), reason=f"no duplicates of sockets: {can_touch_connections()}")
 def test_a_job_keeps_its_promises_whatever_happens_to_its_services(launched: Launched) -> None:
     status, report, err = chaos(
-        launched, "--seed", "7", "--events", "8", "--every", "0.2", job=[*JOB, "500", "int8", "optimizer", "0.01"], PSGC_TRANSPORT="tcp"
-    )
+        launched, "--seed", "7", "--events", "8", "--every", "0.2", job=[*JOB, "500", "int8", "optimizer", "0.01"], least=4, each=60, PSGC_TRANSPORT="tcp"
+    )  # fmt: skip
     assert status == 0, err
     assert report["broken"] == []
     assert report["happened"] >= 4
@@ -48,8 +62,9 @@ def test_a_job_that_ends_by_its_policy_is_one_that_keeps_it(launched: Launched) 
 
 def test_a_worker_that_is_killed_ends_the_job_and_that_is_kept_too(launched: Launched) -> None:
     status, report, err = chaos(
-        launched, "--events", "1", "--every", "0.2", "--kinds", "kill", "--roles", "worker", job=[*JOB, "300", "none", "optimizer", "0.01"]
-    )
+        launched, "--events", "1", "--every", "0.2", "--kinds", "kill", "--roles", "worker", job=[*JOB, "300", "none", "optimizer", "0.01"], least=1,
+        each=100,
+    )  # fmt: skip
     assert status == 0, err
     assert report["ends"] == "a worker's death ends the job"
 
@@ -84,6 +99,7 @@ def test_a_process_that_is_killed_while_it_comes_into_a_killed_ones_place_is_fol
 UNSTEADY = """
 import os, sys
 from pathlib import Path
+sys.path[0] = os.path.dirname(%r)
 sys.argv = ["job", "100", "none", "optimizer", "0.01"]
 import psgc.torch as psgc
 mark = Path(os.environ["ONCE"])
@@ -94,7 +110,7 @@ mark.touch()
 
 def test_results_that_differ_are_a_broken_promise(launched: Launched, tmp_path: Path) -> None:
     script = tmp_path / "unsteady.py"
-    script.write_text(UNSTEADY % JOB[1])
+    script.write_text(UNSTEADY % (JOB[1], JOB[1]))
     status, report, err = chaos(
         launched, "--events", "1", "--every", "0.1", "--kinds", "stop", job=[sys.executable, str(script)], ONCE=str(tmp_path / "mark")
     )
@@ -104,10 +120,11 @@ def test_results_that_differ_are_a_broken_promise(launched: Launched, tmp_path: 
 
 
 LEAVES = """
-import subprocess, sys, time
+import os, subprocess, sys, time
 from pathlib import Path
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 time.sleep(1)
+sys.path[0] = os.path.dirname(%r)
 sys.argv = ["job", "60", "none", "optimizer", "0.01"]
 exec(Path(%r).read_text())
 """
@@ -115,7 +132,7 @@ exec(Path(%r).read_text())
 
 def test_what_a_script_has_started_and_left_is_a_broken_promise(launched: Launched, tmp_path: Path) -> None:
     script = tmp_path / "leaves.py"
-    script.write_text(LEAVES % JOB[1])
+    script.write_text(LEAVES % (JOB[1], JOB[1]))
     status, report, err = chaos(
         launched, "--events", "1", "--every", "0.1", "--kinds", "stop", "--roles", "server", job=[sys.executable, str(script)]
     )

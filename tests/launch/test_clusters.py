@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 from psgc.errors import ConfigError
 from psgc.launch.job.clusters import completed, hosts_of
 from psgc.launch.job.node_addresses import address_of, node_addr
+from tests.ports import free_port
 
 STEPS = str(Path(__file__).parent.parent / "jobs" / "steps.py")
 SLURM = {"SLURM_JOB_ID": "3", "SLURM_STEP_ID": "1", "SLURM_STEP_NUM_NODES": "4", "SLURM_STEP_NUM_TASKS": "4", "SLURM_NODEID": "2",
@@ -150,9 +150,13 @@ def test_volcano_names_the_hosts_of_its_tasks() -> None:
 
 @pytest.mark.parametrize("restarts", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_slurm_job_of_joint_roles_and_several_servers_a_host_trains_again_after_a_fault_too(launched: Any, restarts: int) -> None:
-    with socket.socket() as probe:
-        job = next(number for number in range(os.getpid() % 150, 180) if probe.connect_ex(("127.0.0.1", 20000 + 64 * number)) != 0)
-    slurm = {"SLURM_JOB_ID": str(job), "SLURM_STEP_ID": "0", "SLURM_NNODES": "2", "SLURM_NODELIST": "localhost,localhost"}
+    slurm = {
+        "DMLC_PS_ROOT_PORT": str(free_port()),
+        "SLURM_JOB_ID": str(os.getpid()),
+        "SLURM_STEP_ID": "0",
+        "SLURM_NNODES": "2",
+        "SLURM_NODELIST": "localhost,localhost",
+    }
     env = {**slurm, "DMLC_NUM_SERVER": "3", "PSGC_RESTARTS": str(restarts), "PSGC_SILENCE_S": "60", "SLURM_STEP_NUM_TASKS": ""}
     code = "import os, runpy, sys\nif os.environ.get('PSGC_RESTART', '') + os.environ['DMLC_WORKER_ID'] == '01': sys.exit(3)\n"
     code += f"sys.path.insert(0, {os.path.dirname(STEPS)!r})\nrunpy.run_path({STEPS!r}, run_name='__main__')"

@@ -19,7 +19,7 @@ from tests.launch.test_worker_loss import TRAINS
 
 JOB = str(Path(__file__).parent.parent / "jobs" / "shrinking.py")
 LAUNCH = [sys.executable, "-c", "from psgc.launch.job.bpslaunch import main; main()"]
-SOON_S, LATE_S = "10", "1000"  # of silence
+SOON_S, LATE_S = "25", "1000"  # of silence
 
 testbed = load("testbed")
 needs_namespaces = pytest.mark.skipif(bool(testbed.why_not()), reason=f"no testbed here: {testbed.why_not()}")

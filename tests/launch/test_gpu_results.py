@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ from psgc.launch import gpu_results
 from psgc.launch.gpu_results import result_for
 from psgc.launch.observing.traces import _predicted
 from tests.benchmark_scripts import load
+from tests.launch.killing import until_gone
 from tests.plan.commands import psgc
 from tests.preloaded import run_preloaded
 
@@ -155,22 +157,26 @@ def test_a_step_that_fails_keeps_what_it_had_found(tmp_path: Path, monkeypatch: 
     assert json.loads((tmp_path / "found.json").read_text()) == {"rows": [1, 2], "failed": "ValueError: no such kernel"}
 
 
-def test_a_command_that_hangs_is_ended_with_what_it_has_started(tmp_path: Path) -> None:
+def test_a_command_that_hangs_is_ended_with_what_it_has_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = load("gpu")
     started = tmp_path / "started"
+
+    class Popen(subprocess.Popen[str]):
+        """Its time begins once its child has begun."""
+
+        def wait(self, timeout: float | None = None) -> int:
+            while not (started.exists() and started.read_text()):
+                time.sleep(0.05)
+            return super().wait(timeout)
+
+    monkeypatch.setattr(subprocess, "Popen", Popen)
     child = f"import os, time; open({str(started)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
     code = (
         f"import subprocess, sys, time; print('begins', flush=True); subprocess.Popen([sys.executable, '-c', {child!r}]); time.sleep(600)"
     )
-    done = gpu.ran([sys.executable, "-c", code], 15.0, {})
+    done = gpu.ran([sys.executable, "-c", code], 1.0, {})
     assert done == (None, "begins\n")
-    stat = Path(f"/proc/{started.read_text()}/stat")
-    for _ in range(100):
-        if not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z":
-            break
-        time.sleep(0.1)
-    else:
-        pytest.fail("its child lives on")
+    until_gone(int(started.read_text()))
 
 
 def test_a_step_that_is_cut_off_does_not_keep_others_from_being_taken(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from tests.benchmark_scripts import load
+from tests.launch.killing import Pace
 from tests.launch.ssh_hosts import Sshd, needs_sshd
 
 JOBS = Path(__file__).parent.parent / "jobs"
@@ -27,7 +28,7 @@ needs_namespaces = pytest.mark.skipif(bool(testbed.why_not()), reason=f"no testb
 TRAINS = (sys.executable, str(JOBS / "lost_worker.py"))
 SERVED = (sys.executable, str(JOBS / "lost_server.py"))
 SHRINKS = (sys.executable, str(JOBS / "shrinking.py"))
-WAIT = {"PSGC_REPLICAS": "1", "PSGC_ON_WORKER_LOSS": "wait", "PSGC_DEAD_S": "5"}
+WAIT = {"PSGC_REPLICAS": "1", "PSGC_ON_WORKER_LOSS": "wait", "PSGC_DEAD_S": "20"}  # of silence of a launcher, too, which may be slow
 SHRINK = {**WAIT, "PSGC_ON_WORKER_LOSS": "shrink"}
 STOP = {**WAIT, "PSGC_ON_WORKER_LOSS": "stop"}
 SOON = "-o ServerAliveInterval=1"  # what ssh is told first counts
@@ -76,10 +77,12 @@ def test_a_spare_host_and_a_standby_take_a_lost_hosts_places(sshd: Sshd) -> None
     """It had a worker, a server, and the other server's standby. All ranks have the same parameters; a long test compares them with an undisturbed job's."""
     for name in ("alpha", "beta", "gamma"):
         sshd.listen([name])
-    popen = sshd.run(
-        ["alpha slots=1", "beta slots=1", "spare gamma"], command=(*TRAINS, "20", "none", "0.02"), **{**WAIT, "PSGC_DEAD_S": "3"}
-    )
-    status, out, err = run(popen, lambda: take_away(sshd, "beta"), "rank 1 step 5 ")
+    with Pace(ahead=10) as pace:
+        popen = sshd.run(
+            ["alpha slots=1", "beta slots=1", "spare gamma"], *(f"--env={name}" for name in pace.env), command=(*TRAINS, "20", "none", "0.02"), **WAIT,
+            **pace.env,
+        )  # fmt: skip
+        status, out, err = run(popen, lambda: (take_away(sshd, "beta"), pace.over()), "rank 1 step 5 ")  # type: ignore[func-returns-value]
     assert status == 0, (out, err)
     assert len(found(out)) == 2 and len({text.split()[-1] for text in found(out)}) == 1
     assert len(set(re.findall(r"step \d+ loss \S+", out))) == 20, "one mean of each step"

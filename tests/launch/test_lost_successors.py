@@ -28,6 +28,7 @@ def dying(self, event, *args, **kwargs):
     return told
 Launcher.tell = dying
 sys.argv = [{JOB!r}, *sys.argv[1:]]
+sys.path[0] = os.path.dirname({JOB!r})
 runpy.run_path({JOB!r}, run_name="__main__")
 """
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.launch.killing import children
+from tests.launch.killing import Pace, children
 from tests.ports import free_port
 
 JOBS = Path(__file__).parent.parent / "jobs"
@@ -29,10 +29,11 @@ class Machines:
     """Launchers of one job: a scheduler's, the workers', and one for each server and its standby."""
 
     def __init__(self, launched: Any, job: Sequence[str], servers: int = 2, workers: int = 2, **env: str) -> None:
-        self.launched = launched
+        self.launched, self.pace, self._each = launched, Pace(), workers
         common = {
             "DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": str(servers), "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(free_port()),
-            "BYTEPS_FORCE_DISTRIBUTED": "1", "PSGC_TOKEN": "a token of this test", "PSGC_DEAD_S": "3", "PSGC_REPLICAS": "1", "PSGC_JOB": "77", **env,
+            "BYTEPS_FORCE_DISTRIBUTED": "1", "PSGC_TOKEN": "a token of this test", "PSGC_DEAD_S": "3", "PSGC_REPLICAS": "1", "PSGC_JOB": "77",
+            **self.pace.env, **env,
         }  # fmt: skip
         self.scheduler = launched.psgc_launch(**{**common, "DMLC_ROLE": "scheduler"})
         self.servers = [launched.psgc_launch(**{**common, "DMLC_ROLE": "server", "DMLC_SERVER_ID": str(index)}) for index in range(servers)]
@@ -57,12 +58,16 @@ class Machines:
         """To the job's end. faults: what to do once workers have said so many steps. Returns the workers' output, their stderr and the scheduler's."""
         assert self.workers.stdout is not None
         out, steps = [], 0
-        for line in self.workers.stdout:
-            out.append(line)
-            if " step " in line:
-                steps += 1
-                if (fault := faults.pop(steps, None)) is not None:
-                    fault(self)
+        with self.pace:
+            if not faults:
+                self.pace.over()
+            for line in self.workers.stdout:
+                out.append(line)
+                if " step " in line:
+                    steps += 1
+                    if (fault := faults.pop(steps, None)) is not None:
+                        fault(self)
+                    self.pace.heard(steps // self._each) if faults else self.pace.over()
         ended = {name: self.launched.end(popen) for name, popen in self._others().items()}
         self.status = ended["workers"][0]
         errors = "\n".join(f"{name}: {err}" for name, (_, _, err) in ended.items())
@@ -124,14 +129,14 @@ def test_tensors_that_servers_hold_are_those_of_a_job_whose_machines_stay(launch
 
 
 def test_processes_that_die_on_machines_that_stay_are_followed_before_and_after_a_loss(launched: Any) -> None:
-    """A standby's process, a server's, and one that has taken a server's place."""
+    """A standby's process, a server's, and one that has taken a server's place. The next process of each has time to be heard, on a busy machine, too."""
     job, results = [str(JOBS / "lost_server.py"), "60", "onebit", "optimizer", "0.01"], []
     faults = {
         15: lambda machines: machines.kill(0, 2), 30: lambda machines: machines.kill(1, 1), 50: lambda machines: machines.lose(1),
         80: lambda machines: machines.kill(0, -1),
     }  # fmt: skip
     for planned in ({}, faults):
-        machines = Machines(launched, job)
+        machines = Machines(launched, job, PSGC_DEAD_S="20")
         out, err, scheduler = machines.run(dict(planned))
         assert machines.status == 0, err + scheduler
         results.append(found(out))
@@ -142,20 +147,30 @@ def test_processes_that_die_on_machines_that_stay_are_followed_before_and_after_
 def test_a_standby_that_ends_again_and_again_ends_no_job(launched: Any) -> None:
     machines = Machines(launched, [str(JOBS / "lost_server.py"), "40", "none", "optimizer", "0.01"])
 
-    def kill_while_workers_run() -> None:
-        while machines.workers.poll() is None:
+    given_up, told = threading.Event(), list[str]()
+
+    def kill_until_it_is_given_up() -> None:
+        while not given_up.is_set():
             with contextlib.suppress(ProcessLookupError, FileNotFoundError):
                 if len(living := children(machines.servers[0])) > 2:  # the guardian and the server; a list that is read may lack one
                     os.kill(living[-1], signal.SIGKILL)
             time.sleep(0.02)
 
-    killing = threading.Thread(target=kill_while_workers_run)
-    out, err, scheduler = machines.run({20: lambda _: killing.start()})
-    killing.join()
+    def end_it_again_and_again(_: Machines) -> None:
+        killing = threading.Thread(target=kill_until_it_is_given_up)
+        killing.start()
+        for line in machines.servers[0].stderr:
+            told.append(line)
+            if "so it is not started again" in line:
+                break
+        given_up.set()
+        killing.join()
+
+    out, err, scheduler = machines.run({20: end_it_again_and_again})
     assert set(machines.statuses.values()) == {0}, err + scheduler
     assert len(found(out)) == 2
     assert "died and was not started again within" in scheduler and "server 1 goes on without a standby" in scheduler
-    said = machines.errors["server 0"]
+    said = "".join(told) + machines.errors["server 0"]
     assert "so it is not started again" in said and "the others go on without it" in said, said
 
 
@@ -173,18 +188,21 @@ def test_a_machine_with_a_worker_is_followed_by_a_worker_elsewhere_and_its_serve
             command = (sys.executable, str(JOBS / "lost_worker.py"), "40", "none", "0.02")
             return launched.psgc_launch(*command, DMLC_ROLE=role, DMLC_WORKER_ID=str(number), **common)
 
-        popens = [launched.psgc_launch(DMLC_ROLE="scheduler", **common), node(0), node(1)]
-        if lost:
-            for line in popens[2].stdout:
-                if "rank 1 step 5 " in line:
-                    break
-            groups = children(popens[2])
-            os.kill(popens[2].pid, signal.SIGKILL)
-            for pid in groups:
-                _kill_group(pid)
-            popens[2].communicate()
-            popens[2] = node(1, "worker")
-        ends = [launched.end(popen) for popen in popens]
+        with Pace(ahead=15) as pace:
+            common |= pace.env
+            popens = [launched.psgc_launch(DMLC_ROLE="scheduler", **common), node(0), node(1)]
+            if lost:
+                for line in popens[2].stdout:
+                    if "rank 1 step 5 " in line:
+                        break
+                groups = children(popens[2])
+                os.kill(popens[2].pid, signal.SIGKILL)
+                for pid in groups:
+                    _kill_group(pid)
+                popens[2].communicate()
+                popens[2] = node(1, "worker")
+            pace.over()
+            ends = [launched.end(popen) for popen in popens]
         assert [status for status, _, _ in ends] == [0, 0, 0], ends
         found.append(sorted({digest for _, out, _ in ends for digest in re.findall(r"found (\w+)", out)}))
     assert len(found[0]) == 1 and found[0] == found[1]
@@ -215,14 +233,16 @@ def test_without_replicas_a_lost_machine_ends_the_job_and_the_line_says_what_wou
 
 def test_a_process_that_would_follow_when_the_job_is_over_ends(launched: Any) -> None:
     """A server dies as the workers end; the scheduler, on another machine, is gone before its launcher has started the next process."""
-    machines = Machines(launched, [str(JOBS / "lost_server.py"), "3", "none", "optimizer", "0.01"], PSGC_REPLICAS="0")
+    machines = Machines(launched, [str(JOBS / "lost_server.py"), "6", "none", "optimizer", "0.01"], PSGC_REPLICAS="0", PSGC_DEAD_S="20")
     late = machines.servers[1]
-    for line in machines.workers.stdout:
-        if "found" in line:
-            os.kill(late.pid, signal.SIGSTOP)
-            machines.kill(1, 1)
-            break
-    assert [launched.end(popen)[0] for popen in (machines.workers, machines.scheduler, machines.servers[0])] == [0, 0, 0]
+    with machines.pace as pace:
+        for line in machines.workers.stdout:
+            if "found" in line:  # and they end only when they may
+                os.kill(late.pid, signal.SIGSTOP)
+                machines.kill(1, 1)
+                break
+        pace.over()
+        assert [launched.end(popen)[0] for popen in (machines.workers, machines.scheduler, machines.servers[0])] == [0, 0, 0]
     os.kill(late.pid, signal.SIGCONT)
     status, _, err = launched.end(late)
     assert status == 0, err

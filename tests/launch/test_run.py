@@ -72,8 +72,8 @@ AMONG_WORKERS = """
 import time, torch, psgc.torch as psgc
 psgc.init()
 psgc.push_pull(torch.zeros(250_000), name="x")
-psgc.barrier()
 began = time.monotonic()
+psgc.barrier()
 for step in range(3):
     assert (psgc.push_pull(torch.full((250_000,), float(psgc.rank() + step)), name="x") == step + 0.5).all()
 print(time.monotonic() - began, flush=True)
@@ -251,15 +251,14 @@ def test_nothing_outlives_a_killed_launcher(launched: Any) -> None:
     assert launched.end(popen)[0] == -signal.SIGKILL  # the fixture checks that nothing is left
 
 
-@pytest.mark.timeout(180)
 def test_what_is_awaited_is_said_by_one_process_of_a_job_and_ever_more_rarely(launched: Any) -> None:
     trains = str(STEPS[1]).replace("steps.py", "trains.py")
-    env = {"PSGC_STEP_TIMEOUT_S": "16", "PSGC_SILENCE_S": "1"}
+    env = {"PSGC_STEP_TIMEOUT_S": "40", "PSGC_SILENCE_S": "1"}
     status, _, err = launched.end(launched.psgc("run", "--workers", "3", "--", sys.executable, trains, "--stall-rank", "1", **env))
     assert status == 1
     said = [line for line in err.splitlines() if "has awaited rank(s) 1 for" in line and "more than the limit" not in line]
     assert all(line.startswith("[scheduler] ") for line in said), said
-    assert 3 <= len(said) <= 5, "after 1, 2, 4 and 8 seconds more"
+    assert 3 <= len(said) <= 6, "after 1, 2, 4, 8 and 16 seconds more; fewer of those in which the scheduler had no core"
     assert "waiting for server" not in err, "the server has said so itself"
 
 

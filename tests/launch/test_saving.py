@@ -27,9 +27,18 @@ def whole() -> bytes:
     return b"".join(job.chunk(number) for number in range(job.CHUNKS))
 
 
-def saving_job(launched: Any, path: Path, seconds: float, **env: str) -> Any:
-    """Rank 1 is killed while rank 0 writes."""
-    popen = launched.psgc("run", "--no-prefix", "--", sys.executable, str(SAVES), str(path), "--seconds", str(seconds), **env)
+def until_waited_for(popen: Any) -> str:
+    """The line by which a launcher says that it waits for a checkpoint, longer than its patience is."""
+    for line in popen.stderr:
+        if "waited for" in line:
+            return str(line)
+    raise AssertionError("it ended without waiting")
+
+
+def saving_job(launched: Any, folder: Path, *limit: str, grace_s: int) -> Any:
+    """Rank 1 is killed while rank 0 writes `folder / "checkpoint"`, until there is `folder / "enough"`."""
+    words = (str(SAVES), str(folder / "checkpoint"), "--until", str(folder / "enough"), *limit)
+    popen = launched.psgc("run", "--no-prefix", "--", sys.executable, *words, PSGC_ABORT_GRACE_S=str(grace_s))
     said: list[str] = []
     while not {"writing", "rank"} <= {line.split()[0] for line in said}:
         said.append(popen.stdout.readline())
@@ -40,41 +49,44 @@ def saving_job(launched: Any, path: Path, seconds: float, **env: str) -> Any:
 
 
 def test_a_checkpoint_that_takes_longer_than_all_patience_is_whole_though_another_rank_was_killed(launched: Any, tmp_path: Path) -> None:
-    popen = saving_job(launched, tmp_path / "checkpoint", 8, PSGC_ABORT_GRACE_S="1")  # its launcher's patience ends after 4 s
+    popen = saving_job(launched, tmp_path, grace_s=15)  # its launcher's patience ends after 18 s
+    said = until_waited_for(popen)
+    (tmp_path / "enough").touch()
     status, out, err = launched.end(popen)
     assert (status, out) == (128 + signal.SIGKILL, "written, and the job had failed meanwhile\n"), err
     assert (tmp_path / "checkpoint").read_bytes() == whole()
-    *before, last = err.splitlines()
-    assert re.fullmatch(r"psgc run: rank 1 was killed by SIGKILL \(pid \d+\)", last), err
-    assert re.search(r"psgc run: worker 0: a checkpoint is being written \(psgc\.saving\(\)\) and waited for, \d+ s at most", before[-1]), (
-        err
-    )
+    assert re.search(r"psgc run: worker 0: a checkpoint is being written \(psgc\.saving\(\)\) and waited for, \d+ s at most", said), said
+    assert re.fullmatch(r"psgc run: rank 1 was killed by SIGKILL \(pid \d+\)", err.splitlines()[-1]), err
 
 
 def test_a_checkpoint_that_takes_longer_than_its_limit_is_said_to_be_in_pieces(launched: Any, tmp_path: Path) -> None:
-    popen = saving_job(launched, tmp_path / "checkpoint", 1000, PSGC_ABORT_GRACE_S="1", PSGC_SAVE_TIMEOUT_S="2")
+    popen = saving_job(launched, tmp_path, "--limit", "2", grace_s=1)  # its launcher waits for longer: it has the time to say so
     status, out, err = launched.end(popen)
     assert (status, out) == (128 + signal.SIGKILL, ""), err
     assert re.search(
-        r"^psgc: the checkpoint being written \(inside psgc\.saving\(\)\) is not whole: it was not done 2 s", err, re.MULTILINE
+        r"^psgc: the checkpoint being written \(inside psgc\.saving\(\)\) is not whole: it was not done \d+ s", err, re.MULTILINE
     ), err
     assert re.fullmatch(KILLED, err.splitlines()[-1]), err
 
 
-def saving_until_another_fails(ready: Path, seconds: float) -> tuple[str, str]:
-    """The code of one that saves for so long, and of one that fails when the first has begun."""
-    return SAVING.format(f"0); open({str(ready)!r}, 'w').close(); time.sleep({seconds}"), FAILING.format(str(ready))
+def saving_until_another_fails(ready: Path, enough: Path) -> tuple[str, str]:
+    """The code of one that saves until a file is there, and of one that fails when the first has begun."""
+    waiting = f"[time.sleep(0.05) for _ in iter(lambda: os.path.exists({str(enough)!r}), True)]; (0"
+    return SAVING.format(f"0); open({str(ready)!r}, 'w').close(); {waiting}"), FAILING.format(str(ready))
 
 
 def test_a_launcher_waits_for_a_checkpoint_and_then_as_long_as_ever(launched: Any, tmp_path: Path) -> None:
-    saving, failing = saving_until_another_fails(tmp_path / "ready", 6)
+    saving, failing = saving_until_another_fails(tmp_path / "ready", tmp_path / "enough")
     tidy = "time.sleep(1); print('tidied')"
-    status, out, err = launched.end(launched.supervised(("a", saving + tidy, False), ("b", failing, False), grace_s=4))
+    popen = launched.supervised(("a", saving + tidy, False), ("b", failing, False), grace_s=20)
+    until_waited_for(popen)
+    (tmp_path / "enough").touch()
+    status, out, err = launched.end(popen)
     assert (status, out) == (3, "[a] up\n[a] whole\n[a] tidied\n"), err
 
 
 def test_a_launcher_ends_one_that_is_at_its_checkpoint_for_too_long(launched: Any, tmp_path: Path) -> None:
-    saving, failing = saving_until_another_fails(tmp_path / "ready", 1000)
+    saving, failing = saving_until_another_fails(tmp_path / "ready", tmp_path / "never")
     popen = launched.supervised(("a", saving, False), ("b", failing, False), prefix=False, grace_s=0.5, save_s=2)
     status, out, err = launched.end(popen)
     assert (status, out) == (3, "up\n"), err
@@ -87,7 +99,7 @@ def test_a_checkpoint_is_waited_for_after_a_first_ctrl_c_and_a_second_ends_it(la
     launched.read_until(popen, "up")
     popen.send_signal(signal.SIGINT)
     launched.read_until(popen, "not yet")
-    assert "waited for" in popen.stderr.readline(), "later than its patience"
+    until_waited_for(popen)
     popen.send_signal(signal.SIGINT)
     assert launched.end(popen)[:2] == (130, "")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import signal
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.launch.killing import Victims, run_and_kill
+from tests.launch.killing import Victims, children, run_and_kill
 
 JOBS = Path(__file__).parent.parent / "jobs"
 TRANSPORTS = {"shared memory": {}, "TCP": {"PSGC_TRANSPORT": "tcp"}, "encrypted": {"PSGC_TRANSPORT": "tcp", "PSGC_ENCRYPT": "1"}}
@@ -43,13 +44,13 @@ def test_a_training_has_the_losses_and_parameters_of_one_whose_servers_live(laun
 
 def test_a_server_that_ends_again_and_again_without_a_step_ends_the_job_with_its_line(launched: Any) -> None:
     popen = launched.job()
-    servers, rng = Victims(popen, 1, 2), random.Random(0)
-    servers.kill_one(rng)
-    for _ in range(3):
-        servers.kill_one(rng)
+    *_, worker = children(popen)
+    servers = Victims(popen, 1, 2)
+    os.kill(worker, signal.SIGSTOP)  # so that no step is completed in between
+    servers.kill_all()
     status, _, err = launched.end(popen)
     assert status == 128 + signal.SIGKILL
-    assert re.search(r"server 0 has ended \d times in \d+ s and completed no step in between, so it is not started again$", err, re.M), err
+    assert re.search(r"server 0 has ended \d+ times in \d+ s and completed no step in between, so it is not started again$", err, re.M), err
     assert re.search(r"psgc run: server 0 was killed by SIGKILL \(pid \d+\)$", err.strip()), err
 
 

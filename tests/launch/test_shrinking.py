@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.launch.killing import Pace, until_gone
 from tests.launch.test_worker_loss import JOB as TRAINING
 from tests.launch.test_worker_loss import SAYS, TRAINS, workers_of
 from tests.ports import free_port
@@ -81,16 +82,24 @@ def test_a_rank_that_does_not_come_back_is_missing_to_the_end(launched: Any, tmp
 
 
 def test_a_rank_whose_processes_die_again_and_again_is_given_up(launched: Any, tmp_path: Path) -> None:
-    script = tmp_path / "dies.py"
+    script, over = tmp_path / "dies.py", tmp_path / "over"
     script.write_text(
-        TRAINS + "import time\nfor step in psgc.Elastic(model=model, optimizer=optimizer).steps(300):\n"
+        TRAINS + "import time\nfor step in psgc.Elastic(model=model, optimizer=optimizer).steps(1_000_000):\n"
         "    if step > 2 and psgc.rank() == 1:\n        os.kill(os.getpid(), signal.SIGKILL)\n"
-        "    optimizer.zero_grad()\n    model(torch.ones(3)).sum().backward()\n    optimizer.step()\n    time.sleep(0.03)\nprint('ended', step)\n"
+        "    optimizer.zero_grad()\n    model(torch.ones(3)).sum().backward()\n    optimizer.step()\n    time.sleep(0.03)\n"
+        f"    if step > 2 and os.path.exists({str(over)!r}):\n        break\nprint('ended')\n"
     )
-    status, out, err = launched.end(launched.psgc("run", "--no-prefix", "--", sys.executable, str(script), **SHRINK))
+    popen = launched.psgc("run", "--no-prefix", "--", sys.executable, str(script), **SHRINK)
+    before = ""
+    while "so it is not started again" not in before:
+        before += (line := popen.stderr.readline())
+        assert line, before
+    over.touch()
+    status, out, after = launched.end(popen)
+    err = before + after
     assert status == 0, err
-    assert out.splitlines() == ["ended 299"]
-    assert re.search(r"worker 1 has ended \d times in \d+ s and completed no step in between, so it is not started again$", err, re.M), err
+    assert out == "ended\n"
+    assert re.search(r"worker 1 has ended \d+ times in \d+ s and completed no step in between, so it is not started again$", err, re.M), err
     assert re.search(r"psgc run: rank 1 was killed by SIGKILL \(pid \d+\); the others go on without it$", err, re.M), err
 
 
@@ -141,20 +150,23 @@ def test_a_trainings_loss_is_that_of_an_undisturbed_one_within_noise(launched: A
     """Batches of the ranks that are missing are missing; and all ranks have the same parameters at the end."""
     losses = []
     for kills in (0, 2):
-        popen = launched.psgc("run", "--no-prefix", "--workers", "4", "--", sys.executable, TRAINING, "120", "int8", "0.01", **SHRINK)
-        said: dict[int, set[str]] = defaultdict(set)
-        found, killed = [], set[int]()
-        for line in popen.stdout:
-            if match := SAYS.match(line):
-                step, pid = int(match[2]), int(match[4])
-                said[step].add(match[3])
-                if len(killed) < kills and step >= 10 * (1 + 3 * len(killed)) and match[1] == str(1 + len(killed)):
-                    os.kill(pid, signal.SIGKILL)
-                    killed.add(pid)
-            elif " found " in line:
-                found.append(line.split(" found ")[1].split()[0])
-        status, _, err = launched.end(popen)
-        assert status == 0, err
+        with Pace() as pace:
+            command = (sys.executable, TRAINING, "120", "int8", "0.01")
+            popen = launched.psgc("run", "--no-prefix", "--workers", "4", "--", *command, **SHRINK, **pace.env)
+            said: dict[int, set[str]] = defaultdict(set)
+            found, killed = [], set[int]()
+            for line in popen.stdout:
+                if match := SAYS.match(line):
+                    step, pid = int(match[2]), int(match[4])
+                    said[step].add(match[3])
+                    if len(killed) < kills and step >= 10 * (1 + 3 * len(killed)) and match[1] == str(1 + len(killed)):
+                        os.kill(pid, signal.SIGKILL)
+                        killed.add(pid)
+                    pace.heard(step + 1)
+                elif " found " in line:
+                    found.append(line.split(" found ")[1].split()[0])
+            status, _, err = launched.end(popen)
+        assert status == 0 and len(killed) == kills, err
         assert len(set(found)) == 1 and len(found) >= 4 - kills
         assert len(said) == 120 and all(len(of) == 1 for of in said.values()), "each step has one mean"
         losses.append([float(next(iter(said[step]))) for step in range(120)])
@@ -176,11 +188,15 @@ def test_a_machine_that_is_lost_is_missing(launched: Any, tmp_path: Path) -> Non
         command = (sys.executable, JOB, "150", "-1", str(tmp_path / "gate"), "0")
         return launched.psgc_launch(*command, DMLC_ROLE="worker", DMLC_WORKER_ID=str(number), **common)
 
-    services = [launched.psgc_launch(DMLC_ROLE=role, **common) for role in ("scheduler", "server")]
-    first, lost = node(0), node(1)
-    launched.read_until(lost, "rank 1 step 3 ")
-    lost.kill()
-    status, out, err = launched.end(first)
+    with Pace() as pace:
+        common |= pace.env
+        services = [launched.psgc_launch(DMLC_ROLE=role, **common) for role in ("scheduler", "server")]
+        first, lost = node(0), node(1)
+        line = launched.read_until(lost, "rank 1 step 3 ")
+        lost.kill()
+        until_gone(int(line.split()[-1]))
+        pace.over()
+        status, out, err = launched.end(first)
     assert status == 0, err
     assert re.findall(r"^rank 0 step 149 mean (\S+)", out, re.M) == ["1"]
     assert "worker 1" in err and "died: the others go on without it, 1 of 2 ranks are missing now" in err

@@ -84,9 +84,11 @@ def test_consequences_that_end_first_are_not_taken_for_the_cause(launched: Any, 
     assert (status, err) == (5, "launcher: rank 0 ended with ValueError: bad (train.py:17)\n")
 
 
-def test_where_nobody_has_joined_the_others_are_not_waited_for(launched: Any) -> None:
-    waiting = TELLING + "tell('joining'); print('up', flush=True); time.sleep(1000)"
-    popen = launched.supervised(("b", waiting, False), ("a", "import time; time.sleep(2); 1 / 0", False), prefix=False, grace_s=1e6)
+def test_where_nobody_has_joined_the_others_are_not_waited_for(launched: Any, tmp_path: Path) -> None:
+    waits = str(tmp_path / "waits")
+    waiting = TELLING + f"tell('joining'); open({waits!r}, 'w').close(); time.sleep(1000)"
+    failing = f"import os, time\nwhile not os.path.exists({waits!r}): time.sleep(0.05)\n1 / 0"
+    popen = launched.supervised(("b", waiting, False), ("a", failing, False), prefix=False, grace_s=1e6)
     status, _, err = launched.end(popen)  # with the grace it would hang
     assert status == 1
     assert re.fullmatch(r"launcher: a ended with ZeroDivisionError: division by zero", last(err)), err
@@ -178,7 +180,7 @@ sys.exit(status)
 """
 
 
-@pytest.mark.parametrize(("told", "grace_s"), [("before", 0.5), ("after", 8)])
+@pytest.mark.parametrize(("told", "grace_s"), [("before", 0.5), ("after", 20)])
 def test_who_is_back_at_the_end_of_a_training_is_waited_for(launched: Any, tmp_path: Path, told: str, grace_s: float) -> None:
     """It has the state, and evaluates or saves: it takes no step any more. told: that it is back, before the launcher has seen the other's end, or after."""
     back, done = str(tmp_path / "back"), str(tmp_path / "done")

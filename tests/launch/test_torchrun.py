@@ -174,7 +174,9 @@ def test_a_server_killed_before_all_workers_are_there_ends_the_job_too(hosts: Ca
     (tmp_path / "late.py").write_text("import os, time, psgc.torch as psgc\nif os.environ['RANK'] == '1': time.sleep(1000)\npsgc.init()\n")
     group = hosts(1, 2, str(tmp_path / "late.py"), PSGC_ON_SERVER_LOSS="stop")
     group.await_lines("started a scheduler", 1)
-    os.kill(group.processes("role server")[0], signal.SIGKILL)
+    while not (servers := group.processes("role server")):  # its command line is seen only once it has begun
+        time.sleep(0.05)
+    os.kill(servers[0], signal.SIGKILL)
     assert group.end() == [1], group.text
     assert re.search(
         "psgc: (.* is gone: it was started, and nobody listens there any more|.*server 0 .*(died|ended|was killed))", group.text

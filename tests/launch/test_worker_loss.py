@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.launch.killing import children
+from tests.launch.killing import Pace, children, until_gone
 from tests.ports import free_port
 
 ROOT = Path(__file__).parent.parent.parent
@@ -34,24 +34,28 @@ def train(launched: Any, codec: str, steps: int, kills: int = 0, seed: int = 0, 
     """Run the job, and kill a worker's process now and then, each once it has said a step that it has taken, and all ranks are there: whoever has the state
     must live."""
     options = ("--no-prefix", "--workers", str(workers), "--servers", str(servers))
-    popen = launched.psgc("run", *options, "--", sys.executable, JOB, str(steps), codec, "0.01", **WAIT, **env)
-    rng, said, found, killed, last = random.Random(seed), [], [], set[int](), dict[int, int]()
-    assert popen.stdout is not None
-    wait = workers * rng.randint(1, 4)
-    for line in popen.stdout:
-        if " found " in line:
-            found.append(line.split(" found ")[1].split()[0])
-        if not (match := SAYS.match(line)):
-            continue
-        rank, step, loss, pid = int(match[1]), int(match[2]), match[3], int(match[4])
-        said.append((rank, step, loss))
-        last[rank] = pid
-        wait -= 1
-        if kills and wait <= 0 and killed.isdisjoint(last.values()) and step < steps - 2:
-            os.kill(pid, signal.SIGKILL)
-            killed.add(pid)
-            kills, wait = kills - 1, workers * rng.randint(1, 4)
-    status, _, err = launched.end(popen)
+    with Pace(ahead=2) as pace:
+        popen = launched.psgc(
+            "run", *options, "--", sys.executable, JOB, str(steps), codec, "0.01", **WAIT, **env, **(pace.env if kills else {})
+        )
+        rng, said, found, killed, last = random.Random(seed), [], [], set[int](), dict[int, int]()
+        assert popen.stdout is not None
+        wait = workers * rng.randint(1, 4)
+        for line in popen.stdout:
+            if " found " in line:
+                found.append(line.split(" found ")[1].split()[0])
+            if not (match := SAYS.match(line)):
+                continue
+            rank, step, loss, pid = int(match[1]), int(match[2]), match[3], int(match[4])
+            said.append((rank, step, loss))
+            last[rank] = pid
+            wait -= 1
+            if kills and wait <= 0 and killed.isdisjoint(last.values()) and step < steps - 2:
+                os.kill(pid, signal.SIGKILL)
+                killed.add(pid)
+                kills, wait = kills - 1, workers * rng.randint(1, 4)
+            pace.heard(step + 1)
+        status, _, err = launched.end(popen)
     assert kills == 0, err
     return status, said, found, err
 
@@ -80,19 +84,33 @@ def test_with_residuals_all_ranks_keep_the_same_parameters(launched: Any) -> Non
     assert len({(step, loss) for _, step, loss in said}) == 24, "every rank got the same mean of each step"
 
 
+# The example, whose rank 1 dies once it has taken step 10.
+DIES_AFTER_10 = """
+import os, runpy, signal, sys
+import psgc.torch as psgc
+of_elastic = psgc.Elastic.steps
+def steps(self, *counted):
+    for step in of_elastic(self, *counted):
+        yield step
+        if step == 10 and psgc.rank() == 1 and not self.replaced:
+            os.kill(os.getpid(), signal.SIGKILL)
+if os.environ["DIES"] == "1":
+    psgc.Elastic.steps = steps
+sys.argv = sys.argv[1:]
+sys.path[0] = os.path.dirname(sys.argv[0])
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
 def test_the_example_goes_on(launched: Any) -> None:
     found = []
     for kills in (0, 1):
-        popen = launched.psgc(
-            "run", "--no-prefix", "--", sys.executable, str(ROOT / "examples" / "train_elastic.py"), "--steps", "60", **WAIT
-        )
-        line = launched.read_until(popen, "step 10:")
-        if kills:
-            os.kill(workers_of(popen)[1], signal.SIGKILL)
-        status, out, err = launched.end(popen)
+        script = (sys.executable, "-c", DIES_AFTER_10, str(ROOT / "examples" / "train_elastic.py"), "--steps", "60")
+        status, out, err = launched.end(launched.psgc("run", "--no-prefix", "--", *script, **WAIT, DIES=str(kills)))
         assert status == 0, err
-        found.append((line, re.findall(r"^(?:step|weights) .*", out, re.M)))
-    assert found[0] == found[1]
+        assert err.count("another process takes its place") == kills
+        found.append(re.findall(r"^(?:step|weights) .*", out, re.M))
+    assert len(found[0]) == 7 and found[0] == found[1]
 
 
 def workers_of(popen: Any) -> list[int]:
@@ -285,7 +303,7 @@ def test_a_worker_that_dies_again_and_again_without_a_step_ends_the_job_with_its
     )
     status, _, err = launched.end(launched.psgc("run", "--", sys.executable, str(script), **WAIT))
     assert status == 128 + signal.SIGKILL, err
-    assert re.search(r"worker 1 has ended \d times in \d+ s and completed no step in between, so it is not started again$", err, re.M), err
+    assert re.search(r"worker 1 has ended \d+ times in \d+ s and completed no step in between, so it is not started again$", err, re.M), err
     assert re.search(r"psgc run: rank 1 was killed by SIGKILL \(pid \d+\)$", err.strip()), err
 
 
@@ -565,21 +583,25 @@ def test_a_second_elastic_is_refused_when_it_is_made(launched: Any, tmp_path: Pa
 def test_servers_and_workers_that_are_killed_in_turn_change_nothing(launched: Any) -> None:
     found = []
     for kills in (False, True):
-        popen = launched.psgc("run", "--no-prefix", "--servers", "2", "--", sys.executable, JOB, "24", "none", "0.02", **WAIT)
-        said, victims, after = 0, list[int](), set[str]()
-        assert popen.stdout is not None
-        for line in popen.stdout:
-            if " found " in line:
-                after.add(line.split(" found ")[1].split()[0])
-            if not (match := SAYS.match(line)):
-                continue
-            if not said and kills:
-                _guardian, _scheduler, *servers = map(int, children(popen)[:4])
-                victims = [0, servers[0], 0, servers[1]]  # 0: the worker that speaks
-            said += 1
-            if said % 8 == 0 and victims:
-                os.kill(victims.pop(0) or int(match[4]), signal.SIGKILL)
-        status, _, err = launched.end(popen)
+        with Pace(ahead=2) as pace:
+            popen = launched.psgc(
+                "run", "--no-prefix", "--servers", "2", "--", sys.executable, JOB, "24", "none", "0.02", **WAIT, **pace.env
+            )
+            said, victims, after = 0, list[int](), set[str]()
+            assert popen.stdout is not None
+            for line in popen.stdout:
+                if " found " in line:
+                    after.add(line.split(" found ")[1].split()[0])
+                if not (match := SAYS.match(line)):
+                    continue
+                if not said and kills:
+                    _guardian, _scheduler, *servers = map(int, children(popen)[:4])
+                    victims = [0, servers[0], 0, servers[1]]  # 0: the worker that speaks
+                said += 1
+                if said % 8 == 0 and victims:
+                    os.kill(victims.pop(0) or int(match[4]), signal.SIGKILL)
+                pace.heard(int(match[2]) + 1)
+            status, _, err = launched.end(popen)
         assert status == 0 and not victims, err
         found.append(after)
     assert len(found[0]) == 1 and found[0] == found[1]
@@ -683,13 +705,17 @@ def test_a_machine_that_is_lost_is_followed_by_another_with_its_number(launched:
         command = (sys.executable, JOB, "30", "none", "0.02")
         return launched.psgc_launch(*command, DMLC_ROLE="worker", DMLC_WORKER_ID=str(number), **common)
 
-    services = [launched.psgc_launch(DMLC_ROLE=role, **common) for role in ("scheduler", "server")]
-    first, lost = node(0), node(1)
-    launched.read_until(lost, "rank 1 step 3 ")
-    lost.kill()
-    lost.communicate()
-    another = node(1)
-    ends = [launched.end(popen) for popen in (first, another, *services)]
+    with Pace() as pace:
+        common |= pace.env
+        services = [launched.psgc_launch(DMLC_ROLE=role, **common) for role in ("scheduler", "server")]
+        first, lost = node(0), node(1)
+        line = launched.read_until(lost, "rank 1 step 3 ")
+        lost.kill()
+        lost.communicate()
+        until_gone(int(line.split()[-1]))
+        pace.over()
+        another = node(1)
+        ends = [launched.end(popen) for popen in (first, another, *services)]
     assert [status for status, _, _ in ends] == [0, 0, 0, 0], ends
     found = {match for _, out, _ in ends[:2] for match in re.findall(r"found (\w+)", out)}
     assert len(found) == 1 and "rank 1 found" in ends[1][1] and "replaced True" in ends[1][1], ends

@@ -20,7 +20,8 @@ from tests.ports import free_port
 
 
 def be_outside(monkeypatch: pytest.MonkeyPatch, job: Any, token: str = "secret") -> dict[str, str]:
-    """Set what identifies the job for whoever is no member."""
+    """Set what identifies the job for whoever is no member, and who waits for its scheduler for as long as a busy machine may take."""
+    monkeypatch.setattr("psgc.launch.observing.scheduler_view.PATIENCE_S", 100.0)
     for name in ("DMLC_NUM_SERVER", "MASTER_ADDR"):
         monkeypatch.delenv(name, raising=False)
     env = {"DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(job.port), "PSGC_JOB": job.job_id, "PSGC_TOKEN": token}

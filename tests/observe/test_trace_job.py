@@ -137,7 +137,8 @@ def check_without_flags(folder: Path, plan: Path, files: tuple[Path, Path], pred
 
 @pytest.mark.timeout(300)
 def test_after_a_failure_there_is_what_was_recorded(make_job: Callable[..., Any], tmp_path: Path) -> None:
-    job = make_job(env={"PSGC_TRACE": str(tmp_path), "PSGC_TRACE_START_STEP": "2", "PSGC_TRACE_END_STEP": "50"})
+    env = {"PSGC_TRACE": str(tmp_path), "PSGC_TRACE_START_STEP": "2", "PSGC_TRACE_END_STEP": "50", "PSGC_ABORT_GRACE_S": "100"}
+    job = make_job(env=env)
     job.whole("--fail-at", "5", job="trains.py")
     assert set(job.end().values()) == {1}
     for one in read_folder(tmp_path):
