@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from psgc.processes.absence import Absence
+
 POLL_S: Final = 0.05
 
 
@@ -98,12 +100,14 @@ class Watchdog(threading.Thread):
         self._grace_s, self._save_timeout_s = grace_s, save_timeout_s
 
     def run(self) -> None:
-        failed_at = time.monotonic()
+        failed_at, absence = time.monotonic(), Absence(POLL_S)
         last = failed_at + max(self._grace_s, self._save_timeout_s)
         end = failed_at + self._grace_s
         while (now := time.monotonic()) < min(end, last):
             if self._stopped.wait(POLL_S):
                 return
+            away = absence.ended(time.monotonic())  # a process that was stopped could not save
+            end, last = end + away, last + away
             if self._saves.under_way:
                 end = max(end, time.monotonic() + self._grace_s)
         if self._saves.under_way:
