@@ -8,6 +8,8 @@ from __future__ import annotations
 import argparse
 import copy
 import hashlib
+import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -136,7 +138,9 @@ def main() -> None:
     parser.add_argument("--servers", action="store_true", help="the same with outer steps on servers, too")
     parser.add_argument("--missing-servers", action="store_true", help="outer steps on servers, and nothing else")
     parser.add_argument("--refused", help="a codec that this job cannot have, and nothing else")
-    parser.add_argument("--uneven", action="store_true", help="rank 1 has fewer batches than rank 0, and nothing else is trained")
+    parser.add_argument(
+        "--uneven", type=Path, help="rank 1 has fewer batches than rank 0, makes this file when it has left, and nothing else"
+    )
     parser.add_argument("--apart", help="what is otherwise on rank 1, and nothing else: fragments, codec, model or every")
     parser.add_argument("--nonfinite", action="store_true", help="rank 1 exchanges a NaN, and nothing else is trained")
     given = parser.parse_args()
@@ -168,8 +172,12 @@ def main() -> None:
         model = model_of(0)
         inner, draw = torch.optim.SGD(model.parameters(), lr=1e-2), torch.Generator().manual_seed(0)
         with psgc.DiLoCo(model, inner, every=5):
-            for _ in range(12 if psgc.rank() else 20):
+            for step in range(12 if psgc.rank() else 20):
+                while step == 15 and not given.uneven.exists():  # rank 1's last exchange is over
+                    time.sleep(0.01)
                 inner_step(model, inner, draw)
+        psgc.shutdown()
+        given.uneven.touch()
         return
     everything = [list(range(6))]
     three = [[0, 1], [2], [3, 4, 5]]

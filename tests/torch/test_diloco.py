@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -117,9 +118,9 @@ def test_servers_take_outer_steps_only_where_there_are_some(make_job: Callable[.
     assert 'on="servers", but this job has none: start some' in job.text()
 
 
-def test_a_rank_that_runs_out_of_batches_before_the_others_is_named(make_job: Callable[..., Any]) -> None:
+def test_a_rank_that_runs_out_of_batches_before_the_others_is_named(make_job: Callable[..., Any], tmp_path: Path) -> None:
     job = make_job(nodes=2, servers=1)
-    workers = job.whole("--uneven", job="diloco.py")
+    workers = job.whole("--uneven", str(tmp_path / "left"), job="diloco.py")
     assert job.end()[workers[0].name] == 1, job.text()
     assert "rank(s) 1 left the job" in workers[0].text
     assert "every rank must run the same number of steps" in workers[0].text
