@@ -156,12 +156,14 @@ def _environment_of_the_server() -> Iterator[None]:
     """The server takes its environment from here when the first process starts it."""
     before = {name: os.environ.get(name) for name in (*AS_IMPORTED, *ROOM)}
     os.environ.update(AS_IMPORTED | ROOM)
-    yield
-    for name, value in before.items():
-        if value is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = value
+    try:
+        yield
+    finally:  # a test may end here at its limit: on a busy machine the server imports for long
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 class Forking(_Popen[Any]):
