@@ -1,6 +1,6 @@
 """A learner that trains a small model around a syncer. Run by tests: python learner.py STEPS SLEEP_S [more settings as name=value]
 
-Prints "begins", "step N LOSS, M answers" now and then, and at the end "ended LOSS STAYED DIGEST". With until=FILE, it ends sooner when that file is there.
+Prints "begins", "step N LOSS M answers" now and then, and at the end "ended LOSS STAYED DIGEST". With until=FILE, it ends sooner when that file is there.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main() -> None:
             outside.step()
             time.sleep(sleep_s)
             if step % 5 == 0:
-                print(f"step {step} {loss.item():.3f}, {len(answers)} answers", flush=True)
+                print(f"step {step} {loss.item():.3f} {len(answers)} answers", flush=True)
     digest = hashlib.sha256(b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())).hexdigest()[:12]
     print(f"ended {loss.item():.3f} {outside.stayed} {digest}", flush=True)
 

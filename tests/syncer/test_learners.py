@@ -40,7 +40,7 @@ class Process:
             pass
 
     def _answers(self) -> int:
-        words = r"step \d+ \S+, (\d+) answers"
+        words = r"step \d+ \S+ (\d+) answers"
         while (said := re.search(words, self._line(words))) is None:
             pass
         return int(said[1])
