@@ -47,7 +47,9 @@ EVERY: Final = 20  # steps between two checkpoints
 STOPPED_S: Final = 3.0
 LIMIT_S: Final = 120.0
 LIGHTHOUSE_PORT: Final = 9310
+END_S: Final = 100.0  # for the processes of a job that is over
 RANKS: Final = 2
+HOLD: Final = "FAULTS_HOLD"  # in workers' environment: a step, and a file without which none goes beyond it: by then the fault has come, on a busy machine too
 
 
 class Failed(Exception):
@@ -93,6 +95,9 @@ def backward(run: Any, rank: int, step: int) -> None:
 def tell(rank: int, step: int, parts: int) -> None:
     """A step has been taken, with so many ranks' contributions."""
     say(f"STEP {rank} {step} {parts} {os.getpid()}")
+    last, _, disturbed = os.environ[HOLD].partition(" ")
+    while step == int(last) and not os.path.exists(disturbed):
+        time.sleep(0.01)
 
 
 def tell_end(rank: int, model: Any) -> None:
@@ -196,6 +201,8 @@ class Job:
     def __init__(self, system: str, steps: int, folder: Path) -> None:
         self.system = system
         self._work = ("--work", system, "--steps", str(steps))
+        self._disturbed = folder / "disturbed"
+        self._hold = f"{steps // 2} {self._disturbed}"
         self._reads, writes = os.pipe()
         self.lines = os.fdopen(self._reads)
         self._writes = writes
@@ -225,7 +232,7 @@ class Job:
             command,
             stdout=self._writes,
             stderr=self._errors,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **env},
+            env={**os.environ, "OMP_NUM_THREADS": "1", HOLD: self._hold, **env},
             text=True,
             start_new_session=True,
         )
@@ -239,6 +246,10 @@ class Job:
             if self._main.poll() is not None and not self._ending:
                 self._main = self._start("--work", "lighthouse")
             time.sleep(0.02)
+
+    def let_on(self) -> None:
+        """Its fault has come, or it has none."""
+        self._disturbed.touch()
 
     def disturb(self, fault: str, pid: int) -> None:
         """pid: of rank 1."""
@@ -255,7 +266,7 @@ class Job:
             os.kill(victim.process.pid, signal.SIGKILL)
 
     def give_up(self) -> None:
-        """After LIMIT_S: whoever reads its lines finds their end."""
+        """After LIMIT_S, or when it has ended: whoever reads its lines finds their end."""
         os.write(self._writes, b"OVER\n")
 
     def end(self, well: bool) -> None:
@@ -265,7 +276,7 @@ class Job:
             if process.poll() is None and (self.system == "torchft" or not well):
                 os.killpg(process.pid, signal.SIGKILL)
             try:
-                process.wait(20)
+                process.wait(END_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 raise Failed(f"{self.system}: its processes did not end") from None
@@ -303,6 +314,8 @@ def measure(system: str, fault: str, steps: int) -> tuple[Row, set[str]]:
     taken, parts, pids, found = Counter[tuple[int, int]](), dict[int, int](), dict[int, set[int]](), dict[int, str]()
     begun = ended = 0.0
     with running(system, steps) as job:
+        if not fault:
+            job.let_on()
         for line in job.lines:
             words = line.split()
             if words[:1] == ["STEP"]:
@@ -314,10 +327,13 @@ def measure(system: str, fault: str, steps: int) -> tuple[Row, set[str]]:
                 pids.setdefault(rank, set()).add(pid)
                 if rank == 1 and step == steps // 4 and taken[rank, step] == 1 and fault:
                     job.disturb(fault, pid)
+                    job.let_on()
             elif words[:1] == ["FOUND"]:
                 found[int(words[1])] = words[2]
-            if len(found) == RANKS or words == ["OVER"] or (system != "torchft" and job.ended):
+            if len(found) == RANKS or words == ["OVER"]:
                 break
+            if system != "torchft" and job.ended:
+                job.give_up()  # behind the lines that are still to be read
         if len(found) < (1 if system == "psgc shrink" else RANKS):  # there, a rank may come back too late
             raise Failed(f"{system}, {fault or 'undisturbed'}: ended after {len(taken)} steps of ranks\n{job.said}")
         started = sum(map(len, pids.values())) - RANKS

@@ -42,6 +42,9 @@ LIMITS = {  # low where that shows a failure within seconds; what is asserted is
     "PSGC_STEP_TIMEOUT_S": "150",
     "PSGC_ABORT_GRACE_S": "3",
 }
+# Of a worker among others that exchange by themselves. One that finds a collective broken waits four heartbeats for the scheduler to say why, since that knows
+# more; then its own words end the job. On a busy machine the scheduler may take longer to find out.
+ASKS_SCHEDULER = {"PSGC_HEARTBEAT_S": "4"}
 HANG_S = 250.0  # a process that has not ended by then hangs; a loaded machine takes a sixth of that for the longest job
 
 

@@ -65,22 +65,28 @@ def test_a_forked_child_neither_speaks_for_its_parent_nor_waits_for_its_threads(
         assert SAVES.under_way
 
 
+# Time passes while the watchdog waits, and only then: what happens meanwhile is done by its thread.
 WATCHED = """
-import sys, threading, time
+import sys, threading, types
+from psgc.processes import checkpoints
 from psgc.processes.checkpoints import SAVES, Watchdog
 grace_s, limit_s, save_s, more_s = map(float, sys.argv[1:])
-begun = threading.Event()
-def save():
-    with SAVES.saving():
-        begun.set()
-        time.sleep(save_s)
-    print("whole", flush=True)
-saver = threading.Thread(target=save)
-saver.start()
-begun.wait()
-Watchdog(SAVES, threading.Event(), grace_s, limit_s, "the job failed").start()
-time.sleep(save_s + more_s)
-saver.join()
+now, over, saves = 0.0, threading.Event(), [SAVES.saving()]
+saves[0].__enter__()
+class Stopped:
+    def wait(self, seconds):
+        global now
+        now += seconds
+        if saves and now >= save_s:
+            saves.pop().__exit__(None, None, None)
+            print("whole", flush=True)
+        if now >= save_s + more_s:
+            over.set()
+        return over.is_set()
+checkpoints.time = types.SimpleNamespace(monotonic=lambda: now)
+watchdog = Watchdog(SAVES, Stopped(), grace_s, limit_s, "the job failed")
+watchdog.start()
+over.wait()
 print("ended by itself", flush=True)
 """
 
@@ -100,19 +106,28 @@ def test_a_process_that_does_not_end_is_ended_after_its_grace_or_its_save(times:
     assert (done.returncode, done.stdout, done.stderr) == (status, out, err)
 
 
+# Time passes while the end of the script waits, and only then.
 AT_EXIT = """
-import sys, threading, time
-from psgc.processes.checkpoints import Saves
-saves, (limit_s, name_after_s, save_s) = Saves(), map(float, sys.argv[1:])
+import sys, threading, types
+from psgc.processes import checkpoints
+saves, (limit_s, name_after_s, save_s) = checkpoints.Saves(), map(float, sys.argv[1:])
 saves.report_to(lambda _: None, limit_s)
-begun = threading.Event()
+now, begun, enough = 0.0, threading.Event(), threading.Event()
 def save():
     with saves.saving():
         begun.set()
-        time.sleep(save_s)
+        enough.wait()
         print("whole", flush=True)
-threading.Thread(target=save, name="saver", daemon=True).start()
+saver = threading.Thread(target=save, name="saver", daemon=True)
+saver.start()
 begun.wait()
+def sleep(seconds):
+    global now
+    now += seconds
+    if now >= save_s:
+        enough.set()
+        saver.join()
+checkpoints.time = types.SimpleNamespace(monotonic=lambda: now, sleep=sleep)
 with saves.saving():
     saves.await_others(name_after_s)  # which does not wait for its own thread
 """

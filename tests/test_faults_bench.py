@@ -32,6 +32,7 @@ def test_a_killed_worker_costs_a_step_or_those_since_the_checkpoint_and_no_contr
 ) -> None:
     faults = load("faults")
     monkeypatch.setattr(faults, "subprocess", SimpleNamespace(Popen=popen_preloaded, TimeoutExpired=subprocess.TimeoutExpired))
+    monkeypatch.setattr(faults, "LIMIT_S", 250.0)
     row, (killed,) = faults.measure(system, "kill worker", 60)
     _, (plain,) = faults.measure(system, "", 60)
     assert killed == plain

@@ -129,7 +129,7 @@ def test_nothing_is_left_after_an_error() -> None:
 def test_nothing_is_left_after_a_signal(number: int) -> None:
     command, prefix = sleeping_testbed()
     command.send_signal(number)
-    command.wait(60)
+    command.wait(200)
     assert command.returncode != 0
     assert not [name for name in os.listdir(testbed.NAMESPACES) if name.startswith(prefix)]
 
@@ -151,7 +151,7 @@ def test_the_next_testbed_removes_what_a_killed_one_left() -> None:
 def sleeping_testbed() -> tuple[subprocess.Popen[bytes], str]:
     """The command, once its two hosts sleep, and how its namespaces' names begin."""
     command = subprocess.Popen([sys.executable, str(SOURCE), "--hosts", "2", "--", "sleep", "1000"], stderr=subprocess.DEVNULL)
-    prefix, deadline = f"{testbed.PREFIX}{command.pid}-", time.monotonic() + 30
+    prefix, deadline = f"{testbed.PREFIX}{command.pid}-", time.monotonic() + 200
     while time.monotonic() < deadline:
         hosts = [name for name in os.listdir(testbed.NAMESPACES) if name.startswith(prefix) and name.endswith(("-h0", "-h1"))]
         listed = [subprocess.run(["ip", "netns", "pids", host], capture_output=True, check=False).stdout.split() for host in hosts]

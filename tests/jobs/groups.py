@@ -18,6 +18,7 @@ from psgc.program.groups import Groups
 from psgc.torch.collectives.groups import job_groups
 from psgc.torch.session.api import current_session
 from tests.program.collectives import check_every_method
+from tests.torch.limited import limit_step
 
 DTYPES = ("int32", "float32", "bfloat16", "float64")
 
@@ -83,7 +84,7 @@ def die(rank: int, groups: Groups) -> None:
         groups.group(members).maximum(np.zeros(1, np.int32))
     if rank == 3:
         threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGKILL)).start()
-        time.sleep(100)
+        time.sleep(1000)
     members = {0: (0, 2), 1: (0, 1, 2, 3), 2: (2, 3)}[rank]
     payloads = [np.zeros(4, np.uint8) for _ in members]
     groups.group(members).exchange(payloads, [payload.copy() for payload in payloads])
@@ -95,14 +96,15 @@ def be_absent(rank: int, groups: Groups) -> None:
     group = groups.group((0, 1))
     group.maximum(np.zeros(1, np.int32))
     if rank == 1:
-        time.sleep(100)
+        time.sleep(1000)
+    limit_step(group, 3.0)
     group.all_reduce(np.zeros(3, np.float32), "float32")
 
 
 def never_connect(rank: int, groups: Groups) -> None:
     """Rank 1 never asks for the group."""
     if rank == 1:
-        time.sleep(100)
+        time.sleep(1000)
     groups.group((0, 1))
 
 

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,12 +29,28 @@ class Process:
         self.popen = Preloaded(command, {**everything, **env}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
     def until(self, words: str) -> str:
-        assert self.popen.stdout is not None
         while not re.search(words, self.text):
-            line = self.popen.stdout.readline()
-            assert line, f"it ended before {words!r}: {self.text}"
-            self.text += line
+            self._line(words)
         return self.text
+
+    def until_answered(self, count: int) -> None:
+        """Until so many more of its pushes have been answered than when it says next how many have."""
+        enough = self._answers() + count
+        while self._answers() < enough:
+            pass
+
+    def _answers(self) -> int:
+        words = r"step \d+ \S+ (\d+) answers"
+        while (said := re.search(words, self._line(words))) is None:
+            pass
+        return int(said[1])
+
+    def _line(self, words: str) -> str:
+        assert self.popen.stdout is not None
+        line = self.popen.stdout.readline()
+        assert line, f"it ended before {words!r}: {self.text}"
+        self.text += line
+        return line
 
     def ended(self) -> int:
         out, _ = self.popen.communicate(timeout=280)
@@ -74,18 +91,19 @@ def test_a_learner_that_dies_one_that_is_slow_and_one_that_comes_late_stop_nobod
     tokens.write_text("".join(f"{name} token-of-{name}\n" for name in ("fast", "slow", "dies", "late")))
     held = syncer(start, port, "--learners", tokens, "--rule", "delayed:learners=3", PSGC_ENCRYPT="1")
 
-    def learner(name: str, steps: int, sleep_s: float) -> Process:
+    def learner(name: str, steps: int, sleep_s: float, *more: str) -> Process:
         own = {"PSGC_SYNCER": f"127.0.0.1:{port}", "PSGC_LEARNER": name, "PSGC_TOKEN": f"token-of-{name}", "PSGC_ENCRYPT": "1"}
-        return start(JOB, steps, sleep_s, **own)
+        return start(JOB, steps, sleep_s, *more, **own)
 
-    slow, dies = learner("slow", 100_000, 0.5), learner("dies", 100_000, 0.01)
+    # Whose pushes are counted waits for the syncer's answers: else the numbers are those of the machine's time.
+    slow, dies = learner("slow", 100_000, 0.5), learner("dies", 100_000, 0.01, "delay=0")
     slow.until("step 5 ")
     slow.kill(signal.SIGSTOP)  # as slow as can be
     dies.until("step 20 ")
     dies.kill()
-    fast = learner("fast", 200, 0.01)
+    fast = learner("fast", 200, 0.01, "delay=0")
     assert fast.ended() == 0, fast.text
-    late = learner("late", 50, 0.01)
+    late = learner("late", 50, 0.01, "delay=0")
     assert late.ended() == 0, late.text
     assert slow.popen.poll() is None, "the slow one is still there, and nobody has waited for it"
     slow.kill()
@@ -104,16 +122,21 @@ def test_learners_train_on_while_the_syncer_is_dead_and_with_the_one_that_follow
     port, file = free_port(), tmp_path / "outer.npz"
     held = syncer(start, port, "--save", file, "--save-every", "0.2")
     env = {"PSGC_SYNCER": f"127.0.0.1:{port}", "PSGC_SILENCE_S": "0.2"}
-    first, second = (start(JOB, 400, 0.02, PSGC_LEARNER=name, **env) for name in ("a", "b"))
+    enough = tmp_path / "enough"
+    first, second = (start(JOB, 100_000, 0.02, f"until={enough}", PSGC_LEARNER=name, **env) for name in ("a", "b"))
     for each in (first, second):
         each.until("step 40 ")
     while not file.exists():
-        first.until(r"step \d+ [^\n]*\n\Z")
+        time.sleep(0.01)
     held.kill()
     held.ended()
-    first.until("trains on without the syncer at")
+    for each in (first, second):
+        each.until("trains on without the syncer at")
     again = syncer(start, port, "--save", file)
     assert "going on from" in again.text or again.until("going on from")
+    for each in (first, second):
+        each.until_answered(8)
+    enough.touch()
     assert first.ended() == 0 and second.ended() == 0, first.text + second.text
     again.kill(signal.SIGTERM)
     assert again.ended() == 0
@@ -123,11 +146,12 @@ def test_learners_train_on_while_the_syncer_is_dead_and_with_the_one_that_follow
 
 
 @pytest.mark.timeout(300)
-def test_learners_train_on_with_a_syncer_that_follows_one_which_has_saved_nothing(start: Start) -> None:
+def test_learners_train_on_with_a_syncer_that_follows_one_which_has_saved_nothing(start: Start, tmp_path: Path) -> None:
     port = free_port()
     held = syncer(start, port)
     env = {"PSGC_SYNCER": f"127.0.0.1:{port}", "PSGC_SILENCE_S": "0.2"}
-    first, second = (start(JOB, 400, 0.02, PSGC_LEARNER=name, **env) for name in ("a", "b"))
+    enough = tmp_path / "enough"
+    first, second = (start(JOB, 100_000, 0.02, f"until={enough}", PSGC_LEARNER=name, **env) for name in ("a", "b"))
     for each in (first, second):
         each.until("step 100 ")
     held.kill()
@@ -136,6 +160,9 @@ def test_learners_train_on_with_a_syncer_that_follows_one_which_has_saved_nothin
         each.until("trains on without the syncer at")
     again = syncer(start, port)
     third = start(JOB, 50, 0.02, PSGC_LEARNER="c", **env)
+    for each in (first, second):
+        each.until_answered(4)
+    enough.touch()
     for each in (first, second, third):
         assert each.ended() == 0, each.text
     again.kill(signal.SIGTERM)
@@ -153,6 +180,8 @@ def test_a_syncer_saves_when_its_terminal_ends(start: Start, tmp_path: Path, num
     held = syncer(start, port, "--save", file, "--save-every", "100000")
     learner = start(JOB, 60, 0.01, PSGC_SYNCER=f"127.0.0.1:{port}", PSGC_LEARNER="a")
     assert learner.ended() == 0, learner.text
+    while not file.exists():
+        time.sleep(0.01)
     first = file.stat().st_mtime_ns  # with the initial values
     held.kill(number)
     assert held.ended() == 0 and f"ended by {how}: " in held.text, held.text

@@ -2,17 +2,21 @@
 
 Then larger buckets by each option over servers behind sums within nodes, with codecs that lose something, too: what is missing of the mean stays in bounds.
 
-OPTIONS_EVERY: every how many of the 4341 options are run; OPTIONS_CODEC: what encodes; OPTIONS_LATE: a rank that comes 4 s late.
+OPTIONS_EVERY: every how many of the 4341 options are run; OPTIONS_CODEC: what encodes; OPTIONS_LATE: a rank that comes once another has said that it waits for
+it, and so made the file OPTIONS_AWAITED.
 OPTIONS_LOSSY: codecs, apart by blanks: the options that encode are run with each of them instead, on gradients that stay the same.
 """
 
 from __future__ import annotations
 
 import functools
+import logging
 import os
+import re
 import time
 import zlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -110,6 +114,12 @@ def check_lossy(session: Session, codecs: Sequence[str], options: Sequence[tuple
     )
 
 
+def note_awaited(record: logging.LogRecord, late: str, awaited: Path) -> bool:
+    if re.search(rf"rank \d+ waits in \S+ of 't\d+' in its step 1 for .*\b{late};", record.getMessage()):
+        awaited.touch()
+    return True
+
+
 def main() -> None:
     psgc.init()
     session = current_session()
@@ -123,8 +133,11 @@ def main() -> None:
     codec = os.environ.get("OPTIONS_CODEC", "none")
     layout = layout_of(session, "options", 0, 1, [(codec, option) for option in options])
     began = time.monotonic()
-    if os.environ.get("OPTIONS_LATE") == str(session.rank):
-        time.sleep(4)
+    if late := os.environ.get("OPTIONS_LATE"):
+        awaited = Path(os.environ["OPTIONS_AWAITED"])
+        logging.getLogger("psgc.worker.network").addFilter(lambda record: note_awaited(record, late, awaited))
+        while late == str(session.rank) and not awaited.exists():
+            time.sleep(0.01)
     for step in range(STEPS):
         for option, (found, mean) in zip(options, step_of(session, layout, step, 0), strict=True):
             assert (found == mean).all(), f"{option}: {found}, expected {mean}"

@@ -2,7 +2,8 @@
 
 job_rough.py ENDING PLAN...: trains by each plan file. A plan that loses nothing is held against a training in this process alone, of all ranks'
 gradients; of the others all ranks have to have the same weights, and a training that goes back to what it saved in the middle has to end with the
-same weights again. Then ENDING: rank 1 has "fewer" batches than the others, or is "killed" in a step, or nothing ("well"). Run by test_rough_jobs.py.
+same weights again. Then ENDING: rank 1 has "fewer" batches than the others, which go on when it has left and the file ROUGH_LEFT is there, or is "killed" in
+a step, or nothing ("well"). Run by test_rough_jobs.py.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import io
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -130,7 +133,15 @@ def end(ending: str, path: str) -> None:
     if psgc.rank() == 1 and ending == "killed":
         training.loss(2, 1, 0).backward()  # in whose step nothing of a gradient of the second backward has left
         os.kill(os.getpid(), signal.SIGKILL)
-    spread(training, range(2, 2 if psgc.rank() == 1 else 4))
+    if ending == "fewer":
+        left = Path(os.environ["ROUGH_LEFT"])
+        if psgc.rank() == 1:
+            psgc.shutdown()
+            left.touch()
+            return
+        while not left.exists():
+            time.sleep(0.01)
+    spread(training, range(2, 4))
 
 
 def main() -> None:

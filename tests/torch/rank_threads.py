@@ -11,6 +11,7 @@ from psgc.config import Config
 from psgc.errors import JobFailed
 from psgc.torch.collectives.groups import JobGroups, job_groups
 from tests.torch.conftest import FakeJob, FakeSession
+from tests.torch.limited import limit_step
 
 
 class Rank(FakeSession):
@@ -75,7 +76,7 @@ def said_when_another_leaves(config: Config) -> str:
     return str(error)
 
 
-def said_when_nobody_comes(config: Config) -> str:
+def said_when_nobody_comes(config: Config, limit_s: float) -> str:
     """How rank 0's exchange with rank 1 ends, which is in no collective."""
     done = threading.Event()
 
@@ -84,6 +85,7 @@ def said_when_nobody_comes(config: Config) -> str:
         if rank.rank == 1:
             done.wait()
             return
+        limit_step(group, limit_s)
         try:
             group.exchange([None, np.zeros(9, np.uint8)], [None, np.zeros(9, np.uint8)])
         finally:

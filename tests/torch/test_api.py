@@ -101,7 +101,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Script]:
 
         yield run
         forker.stdin.close()
-        assert forker.wait(60) == 0
+        assert forker.wait(250) == 0
 
 
 def test_an_uncaught_psgc_error_shows_the_users_own_lines_and_status_1(script: Script) -> None:

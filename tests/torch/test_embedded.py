@@ -21,7 +21,7 @@ from psgc.torch.session.embedded import Embedded, _Services, await_services
 
 TORCHRUN = {
     "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "none",
-    "PSGC_REGISTER_TIMEOUT_S": "20", "PSGC_HEARTBEAT_S": "0.1",
+    "PSGC_REGISTER_TIMEOUT_S": "200", "PSGC_HEARTBEAT_S": "0.1",
 }  # fmt: skip
 
 

@@ -10,15 +10,17 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import ASKS_SCHEDULER
+
 Make = Callable[..., Any]
 PATH = {"PYTHONPATH": str(Path(__file__).parent.parent.parent)}
 
 
 def workers(job: Any, *arguments: str, local_size: int = 1, **env: str) -> list[Any]:
-    """All members of a job whose nodes have ``local_size`` ranks each; its workers, by rank."""
-    job.scheduler(**env)
+    """All members of a job whose nodes have ``local_size`` ranks each; its workers, by rank, which have the settings ``env``."""
+    job.scheduler()
     for index in range(job.servers):
-        job.server(index, **env)
+        job.server(index)
     return [
         job.worker(node, *arguments, job="groups.py", BYTEPS_LOCAL_RANK=str(local), BYTEPS_LOCAL_SIZE=str(local_size), **env)
         for node in range(job.nodes)
@@ -35,7 +37,7 @@ def test_every_collective_of_flat_local_and_inter_groups_beside_the_scripts_own(
 
 def test_a_rank_that_is_killed_in_a_collective_ends_all_others_with_the_jobs_own_line(make_job: Make) -> None:
     job = make_job(nodes=2, env=PATH)
-    ranks = workers(job, "die", local_size=2)
+    ranks = workers(job, "die", local_size=2, **ASKS_SCHEDULER)
     job.end()
     assert ranks[3].popen.returncode == -signal.SIGKILL
     for worker in ranks[:3]:
@@ -48,11 +50,12 @@ def test_a_rank_that_is_killed_in_a_collective_ends_all_others_with_the_jobs_own
 def test_a_rank_that_never_comes_to_a_collective_ends_the_job_after_the_limit_of_a_step(make_job: Make) -> None:
     """Two jobs at once, which both wait for the limit."""
     kinds = {
-        "be_absent": r"rank 0: all_reduce of 3 float32 in the group of ranks 0, 1 failed: rank 1 has not come to it within 6 s",
+        "be_absent": r"rank 0: all_reduce of 3 float32 in the group of ranks 0, 1 failed: rank 1 has not come to it within 3 s",
         "never_connect": r"rank 0 cannot connect to the group of ranks 0, 1: rank 1 has not connected within 6 s|"
         r"the value 'sockets [0-9a-f]+/0' has awaited its publication, for rank\(s\) 0, for .*PSGC_STEP_TIMEOUT_S",
     }
-    jobs = [make_job(nodes=2, env=PATH | {"PSGC_STEP_TIMEOUT_S": "6"}) for _ in kinds]
+    limits = {"be_absent": {}, "never_connect": {"PSGC_STEP_TIMEOUT_S": "6"}}  # the former's group gets a limit once its members have met
+    jobs = [make_job(nodes=2, env=PATH | limits[how]) for how in kinds]
     ranks = [workers(job, how) for job, how in zip(jobs, kinds, strict=True)]
     for job, of_job, said in zip(jobs, ranks, kinds.values(), strict=True):
         job.end()

@@ -37,10 +37,12 @@ def run_on(job: Any, node_sizes: tuple[int, ...], **env: str) -> str:
 
 
 @pytest.mark.timeout(300)
-def test_a_sample_of_the_options_gives_every_rank_the_exact_mean_and_a_late_rank_is_named(make_job: Callable[..., Any]) -> None:
+def test_a_sample_of_the_options_gives_every_rank_the_exact_mean_and_a_late_rank_is_named(
+    make_job: Callable[..., Any], tmp_path: Path
+) -> None:
     """Options over servers, too: of two, each of which has room for one key at a time."""
     job = make_job(nodes=2, servers=2, hang_s=250, env={"PSGC_WINDOW_BYTES": "1"})
-    said = run_on(job, (1, 2), OPTIONS_EVERY="73", OPTIONS_LATE="2")
+    said = run_on(job, (1, 2), OPTIONS_EVERY="73", OPTIONS_LATE="2", OPTIONS_AWAITED=str(tmp_path / "awaited"))
     assert re.search(r"rank [01] waits in \S+ of 't\d+' in its step 1 for .*2; does each of them call backward\(\) and step\(\)\?", said), (
         said
     )

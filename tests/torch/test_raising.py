@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import ASKS_SCHEDULER
+
 Make = Callable[..., Any]
 JOB = str(Path(__file__).parent / "job_raising.py")
 ENV = {
@@ -22,7 +24,10 @@ def test_a_rank_that_goes_on_without_a_step_that_others_applied_ends_the_job_wit
     make_job: Make, servers: int, how: str, codec: str
 ) -> None:
     job = make_job(servers=servers, env=ENV | {"PSGC_CODEC": codec})
-    workers = job.whole(how, job=JOB)
+    job.scheduler()
+    for index in range(servers):
+        job.server(index)
+    workers = [job.worker(node, how, job=JOB, **ASKS_SCHEDULER) for node in range(2)]
     job.end()
     for worker in workers:
         assert worker.popen.returncode == 1, job.text()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from psgc.layout.collective import ENCODED, ENCODED_BY_NODE, SUM, SUM_BY_NODE
+from tests.conftest import ASKS_SCHEDULER
 from tests.torch.job_rough import Net
 from tests.torch.test_planned import written
 from tests.torch.test_switch import plan_of
@@ -39,8 +40,9 @@ def run(make_job: Make, folder: Path, servers: int, ending: str, plans: Any, tra
     job.scheduler()
     for index in range(servers):
         job.server(index)
+    more = ASKS_SCHEDULER if ending == "killed" else {"ROUGH_LEFT": str(folder / "left")}
     workers = [
-        job.worker(node, ending, *paths, job=JOB, BYTEPS_LOCAL_RANK=str(local), BYTEPS_LOCAL_SIZE=str(2 - node))
+        job.worker(node, ending, *paths, job=JOB, BYTEPS_LOCAL_RANK=str(local), BYTEPS_LOCAL_SIZE=str(2 - node), **more)
         for node, local in ((0, 0), (0, 1), (1, 0))
     ]
     job.end()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from psgc.layout.collective import ENCODED, SUM
+from tests.conftest import ASKS_SCHEDULER
 
 Make = Callable[..., Any]
 DTYPES = "float32,float64,float16,bfloat16,int8,uint8,int64,bool"
@@ -51,8 +52,10 @@ REFUSED = str(Path(__file__).parent / "job_refused.py")
 
 
 def test_a_rank_with_fewer_batches_ends_the_job_with_a_line_that_names_it(make_job: Make) -> None:
+    """Which leaves while others are in a collective, and tells the scheduler so after that has broken."""
     job = make_job(servers=0)
-    first, _ = job.whole("fewer", job=REFUSED)
+    job.scheduler()
+    first, _ = (job.worker(node, "fewer", job=REFUSED, **ASKS_SCHEDULER) for node in range(2))
     assert job.end()["worker 0"] == 1, job.text()
     assert "rank(s) 1 left the job, but others go on: every rank must run the same number of steps (rank 0: " in first.text
 

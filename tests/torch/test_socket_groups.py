@@ -118,12 +118,15 @@ def test_a_session_whose_check_raises_ends_a_collective_that_stands_still() -> N
 def test_a_job_that_fails_ends_what_is_under_way_on_its_groups_with_the_jobs_own_error() -> None:
     """Also where no member has gone: ranks 0 and 1 wait for messages that each other's thread never sends."""
 
+    def fail(rank: Rank) -> None:
+        rank.job.fail(JobFailed("worker 7 died"))
+        rank.end()
+
     def run(groups: JobGroups, rank: Rank) -> None:
         group, place = groups.group((0, 1)), np.zeros(4, np.uint8)
         group.maximum(np.zeros(1, np.int32))
         if rank.rank == 0:
-            threading.Timer(0.2, rank.job.fail, (JobFailed("worker 7 died"),)).start()
-            threading.Timer(0.3, rank.end).start()
+            threading.Timer(0.2, fail, (rank,)).start()
         group.exchange([None, None], [None if index == rank.rank else place for index in range(2)])
 
     for error in on_ranks(2, run, CONFIG):
@@ -144,14 +147,22 @@ def test_a_rank_whose_peer_never_asks_for_the_group_hears_why_the_job_has_failed
 
 
 def test_a_collective_that_no_other_member_comes_to_fails_at_the_limit_of_a_step() -> None:
-    config = Config(transport="tcp", root_host="127.0.0.1", root_port=1, heartbeat_s=0.02, step_timeout_s=3.0)
-    assert said_when_nobody_comes(config) == "rank 0: exchange in the group of ranks 0, 1 failed: rank 1 has not come to it within 3 s"
+    said = said_when_nobody_comes(CONFIG, limit_s=3.0)
+    assert said == "rank 0: exchange in the group of ranks 0, 1 failed: rank 1 has not come to it within 3 s"
 
 
 def test_two_members_that_connect_from_where_nobody_reaches_them_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "CONNECT_S", 1.0)
-    config = Config(transport="tcp", root_host="127.0.0.1", root_port=1, heartbeat_s=0.02, node_host="203.0.113.1", step_timeout_s=20.0)
-    errors = on_ranks(2, lambda groups, _: groups.group((0, 1)), config)  # type: ignore[arg-type, return-value]
+    config = Config(transport="tcp", root_host="127.0.0.1", root_port=1, heartbeat_s=0.02, node_host="203.0.113.1", step_timeout_s=100.0)
+
+    def run(groups: JobGroups, rank: Rank) -> None:
+        try:
+            groups.group((0, 1))
+        except GroupError:
+            rank.job.fail(JobFailed("the other one need not wait for its limit"))
+            raise
+
+    errors = on_ranks(2, run, config)
     said = [str(error) for error in errors if isinstance(error, GroupError)]
     assert any("rank 0 cannot be reached at tcp://203.0.113.1:" in each and "DMLC_NODE_HOST" in each for each in said), errors
 
@@ -383,7 +394,7 @@ def test_a_stream_that_is_cut_or_altered_anywhere_ends_the_collective_or_leaves_
             group.abort()
         assert altered and at >= len(head), "only what follows the header may be another"
 
-    (error, _) = on_ranks(2, run, replace(CONFIG, step_timeout_s=10.0))
+    (error, _) = on_ranks(2, run, CONFIG)
     if altered and at >= len(head):
         assert error is None
     else:

@@ -82,7 +82,7 @@ class Job:
         """groups_of: a lane's groups for a rank, in place of groups of threads; collectives: PSGC_COLLECTIVES."""
         self.ranks = Ranks(node_sizes)
         self.errors: list[str] = []
-        worlds: dict[str, MemoryWorld] = defaultdict(lambda: MemoryWorld(self.ranks.size, timeout_s=20.0))
+        worlds: dict[str, MemoryWorld] = defaultdict(lambda: MemoryWorld(self.ranks.size, timeout_s=100.0))
         self.servers = MemoryServers(self.fail)
         self.boards = [TicketBoard() for _ in self.ranks.everybody]
         self.executors = [

@@ -66,7 +66,7 @@ class ServedBucket:
         step = self._step(number, Encode, part.round)
         with self._named(number):
             self.work.parts[number].compute(step, then)
-            assert over.wait(20.0)
+            assert over.wait(100.0)
             if met[0] is not None:
                 raise met[0]
         serve = self._step(number, Serve, part.round)

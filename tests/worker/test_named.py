@@ -31,7 +31,7 @@ class Job:
 
     def __init__(self, node_sizes: tuple[int, ...], raises: bool = False, traces: Sequence[WorkerTrace] | None = None) -> None:
         self.ranks, self.errors = Ranks(node_sizes), list[str]()
-        self.world = MemoryWorld(self.ranks.size, timeout_s=20.0)
+        self.world = MemoryWorld(self.ranks.size, timeout_s=100.0)
         self.asked: list[str] = []  # names of sets of groups
         self._turns, self._lock = Turns(self.ranks.size), threading.Lock()
         self._agendas = [Agenda() for _ in self.ranks.everybody]

@@ -12,6 +12,13 @@ import pytest
 from psgc.worker.tickets import TicketBoard
 
 
+def signal_its_waiter(board: TicketBoard) -> None:
+    while not board._waiting:
+        time.sleep(0.001)
+    time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGUSR1)
+
+
 def test_a_signal_with_a_handler_does_not_end_a_wait() -> None:
     """A data loader's SIGCHLD, or a batch system's SIGUSR1."""
     board, heard = TicketBoard(), threading.Event()
@@ -19,10 +26,7 @@ def test_a_signal_with_a_handler_does_not_end_a_wait() -> None:
     before = signal.signal(signal.SIGUSR1, lambda *_: heard.set())
 
     def interrupt() -> None:
-        while not board._waiting:
-            time.sleep(0.001)
-        time.sleep(0.05)
-        os.kill(os.getpid(), signal.SIGUSR1)
+        signal_its_waiter(board)
         heard.wait(100)
         board.finish(ticket)
 
@@ -44,12 +48,12 @@ def test_what_a_handler_raises_ends_a_wait() -> None:
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGUSR1, leave)
-    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1))
-    timer.start()
+    thread = threading.Thread(target=signal_its_waiter, args=(board,))
+    thread.start()
     try:
         with pytest.raises(KeyboardInterrupt):
             board.wait([ticket])
     finally:
-        timer.join()
+        thread.join()
         signal.signal(signal.SIGUSR1, before)
     assert not ticket.done and not board._waiting

@@ -25,6 +25,7 @@ from psgc.worker.collectives.turns import LEFT, Closed
 from psgc.worker.session import Session
 
 CHECK_S: Final = 0.1  # how often a member that waits for others to connect looks whether the job has failed
+HELLO_S: Final = 30.0  # limit on a process that has connected, to say who it is: members do at once, unless they are stopped
 SECRET_BYTES: Final = 16
 MAX_SIGNAL_BYTES: Final = 512
 _HELLO: Final = struct.Struct(f"<{SECRET_BYTES}sIQ")  # the listener's secret, the sender's index, and its segment's bytes
@@ -166,7 +167,7 @@ def _accept(listener: socket.socket, secret: bytes, own: Segment) -> tuple[int, 
     """The index of a member that has connected, with its memory; None for a stranger. Raises TimeoutError if nobody comes."""
     sock, _ = listener.accept()
     try:
-        sock.settimeout(CHECK_S * 10)  # members send at once; a stranger is not waited for
+        sock.settimeout(HELLO_S)
         if _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[1] == os.getuid():
             hello = _received(sock, secret)
             if hello is not None:

@@ -204,7 +204,7 @@ class LearnerClient:
             unanswered = self._talk.unanswered if wait is None and reached else 0
             silent = self._silence.due(now, self._link.wire_bytes, unanswered, self._config.dead_s)
         if out is not None:
-            what = "trains on without" if wait is None else "waits for"
+            what = "trains on without" if wait is None and self._begun else "waits for"  # nobody trains before the first values are there
             logger.warning("learner %s %s the syncer at %s, for %.0f s so far: %s", who, what, self._at, out, self._why)
         elif waited is not None and wait is not None:
             logger.warning(
