@@ -122,7 +122,9 @@ def test_a_rank_that_runs_out_of_batches_before_the_others_is_named(make_job: Ca
     workers = job.whole("--uneven", job="diloco.py")
     assert job.end()[workers[0].name] == 1, job.text()
     for worker in workers:  # of both, which both see, the first to end is heard by the other
-        assert "DiLoCo: rank 1 has finished, by finish() or at the end of the block, where others exchange (rank " in worker.text, job.text()
+        assert "DiLoCo: rank 1 has finished, by finish() or at the end of the block, where others exchange (rank " in worker.text, (
+            job.text()
+        )
         assert "every rank must run the same number of steps" in worker.text
 
 
