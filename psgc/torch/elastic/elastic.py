@@ -314,10 +314,6 @@ class Elastic(api.Member):
             channel = Channel(session, handover, lambda: self._given[handover.other] != handover.number)
             try:
                 with self._reading(handover.other) as beginning:
-                    if beginning is None and handover.other == 0:
-                        session.fail(
-                            "rank 0 died before the first step, whose parameters the training was to begin with: start the job again"
-                        )
                     self._state.check_alone()
                     channel.give(None if beginning is None else self._state.read(beginning))
                     self._beside.given(handover.other)
