@@ -5,6 +5,7 @@ Invariant: a process is a spare or a worker, never both; it becomes a worker onc
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -51,16 +52,20 @@ class Spares:
         self, name: str, who: str, command: Sequence[str], env: Mapping[str, str], cores: Iterable[int], relays: tuple[Relay, Relay]
     ) -> Child | None:
         """Have one become this worker. command: begins with an interpreter. None: there is none."""
-        while self.waiting:
-            child = self.waiting.pop(0)
-            task = {"words": list(command[1:]), "env": dict(env), "cores": list(cores)}
-            assert child.popen.stdin is not None
-            try:
-                child.popen.stdin.write(json.dumps(task).encode() + b"\n")
-                child.popen.stdin.close()
-            except BrokenPipeError:  # it has ended just now
-                child.has_ended()
+        task = {"words": list(command[1:]), "env": dict(env), "cores": list(cores)}
+        for child in list(self.waiting):
+            stdin = child.popen.stdin
+            assert stdin is not None
+            if stdin.closed:
                 continue
+            try:
+                stdin.write(json.dumps(task).encode() + b"\n")
+                stdin.close()
+            except BrokenPipeError:  # it has ended just now: it stays among those that wait until ``ended`` finds it
+                with contextlib.suppress(BrokenPipeError):
+                    stdin.close()
+                continue
+            self.waiting.remove(child)
             child.name, child.who, child.was_spare = name, who or name, True
             child.relays = dict(zip(child.relays, relays, strict=True))
             return child

@@ -296,6 +296,8 @@ class Supervisor:
         working = self._working
         ours = self._ending_them
         if (not child.service or working) and not ours and not self._failing and self._start_again(child):
+            if not self._working:  # the others have come to the end, and nobody else ends any more who would set the limit
+                self._end_within(self._patience.service_s)
             return
         number = self.children.index(child)
         child.leave_nothing()

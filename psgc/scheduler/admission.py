@@ -12,6 +12,7 @@ from psgc.processes.addresses import is_loopback, split
 from psgc.processes.reminder import Reminder
 from psgc.scheduler.actions import Action, Keep, Log, Send
 from psgc.scheduler.job import Job
+from psgc.scheduler.losses import TOO_LATE
 from psgc.scheduler.records import Complete, Joined, succeeded
 from psgc.scheduler.roster import Member
 from psgc.transport.host import same_network
@@ -37,6 +38,9 @@ class Admission:
         register = self._job.roster.known_as(register)
         if self._job.roster.has_left(register, self._job.over is not None):
             return [self._await_the_end(peer, register, now)]
+        if self._job.unbegun and register.role == "worker" and register.incarnation > 1 and not register.session:
+            # of the job before: its script is at its beginning, and would take this job for that one
+            return [self._job.post.send(peer, Kind.ABORT, encode_body(Notice(0, f"{Member(peer, register, now).label} {TOO_LATE}")))]
         new = not self._job.roster.knows(peer)
         known = self._job.roster.returns(peer, register, now)
         if known is not None and known.absent and self._job.losses is not None:

@@ -20,9 +20,7 @@ from psgc.scheduler.roster import Member, Roster
 from psgc.wire.frames import Header, Kind
 from psgc.wire.messages import ErrorCode, Notice, Register, encode_body
 
-TOO_LATE: Final = (
-    "was to take a dead worker's place, but came too late: the others have ended the training without it (PSGC_ON_WORKER_LOSS=shrink)"
-)
+TOO_LATE: Final = "was to take a dead worker's place, but came too late: the others have ended the training without it"
 
 
 def may_be_replaced(member: Member) -> bool:

@@ -50,17 +50,17 @@ def main() -> None:
         taking_part[:] = members.ranks
 
     elastic = psgc.Elastic(model=model, optimizer=optimizer)
-    for step in elastic.steps(total - first):
+    for step in elastic.steps(total, first):
         if dies and step == 4 and psgc.rank() == 0:
             os.kill(os.getpid(), signal.SIGKILL)
-        draw = torch.Generator().manual_seed(10 * (first + step) + psgc.rank())
+        draw = torch.Generator().manual_seed(10 * step + psgc.rank())
         optimizer.zero_grad()
         model(torch.randn(4, 20, generator=draw)).square().mean().backward()
         optimizer.step()
-        if psgc.rank() == taking_part[0] and (first + step + 1) % 3 == 0:
-            path = f"{folder}/checkpoint-{first + step + 1}.pt"
+        if psgc.rank() == taking_part[0] and (step + 1) % 3 == 0:
+            path = f"{folder}/checkpoint-{step + 1}.pt"
             with psgc.saving():
-                torch.save({"steps": first + step + 1, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, path + ".part")
+                torch.save({"steps": step + 1, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, path + ".part")
                 os.replace(path + ".part", path)
     print(
         "weights", hashlib.sha256(torch.cat([p.detach().reshape(-1) for p in model.parameters()]).numpy().tobytes()).hexdigest(), flush=True

@@ -9,6 +9,7 @@ import pytest
 
 from psgc import __version__
 from psgc.scheduler.actions import Log, Send
+from psgc.scheduler.losses import TOO_LATE
 from psgc.transport.security.handshake import worker_key
 from psgc.wire.frames import VERSION, Kind
 from psgc.wire.messages import ErrorCode, Notice, Topology
@@ -310,3 +311,16 @@ def test_a_server_that_serves_again_may_be_heard_before_its_farewell_on_the_conn
     actions = job.join("s0 again", register("server", 0, index=0, session=1, address="tcp://host0:10"))
     assert [action.header.kind for action in actions] == [Kind.HEARTBEAT], "no refusal"
     assert end_of(job.say("s0", Kind.BYE)) is not None
+
+
+@pytest.mark.parametrize("shrinks", [True, False])
+def test_a_process_in_a_dead_workers_place_takes_no_part_in_the_job_after_that_which_has_ended(shrinks: bool) -> None:
+    """Its script is at its beginning. The same process may join a later job once it has been in one."""
+    job = Job(again=True)
+    job.join("s0", register("server", 0, index=0))
+    actions = job.join("w1", register(node=1, incarnation=2, shrinks=shrinks))
+    said = sent(actions, Kind.ABORT)
+    assert said.keys() == {"w1"} and len(actions) == 1 and job.membership.unbegun and job.membership.failed is None
+    assert said["w1"]["text"] == f"worker (node 1, local rank 0, pid 1010 on host1) {TOO_LATE}"
+    assert job.join("w1", register(node=1, incarnation=2, session=1, shrinks=shrinks)) == [] and not job.membership.unbegun
+    assert len(sent(job.join("w0", register(node=0, incarnation=1, session=1, shrinks=shrinks)), Kind.TOPOLOGY)) == 3

@@ -27,6 +27,7 @@ from psgc.torch.elastic.handover import POLL_S, Channel
 from psgc.torch.elastic.members import Attendance
 from psgc.torch.elastic.state import WHOSE, Beginning, Stateful, TrainingState
 from psgc.torch.optimizers.averaging import Distributed
+from psgc.torch.optimizers.overlapped import Overlapped
 from psgc.torch.session import api
 from psgc.torch.session.uncompiled import uncompiled
 from psgc.torch.tensors.broadcast import broadcast_from_root
@@ -78,6 +79,8 @@ class Elastic(api.Member):
             raise UsageError(f"{WHOSE}: model is a {type(model).__name__}, expected a torch.nn.Module")
         self._session = api.current_session()
         self._optimizer = _checked(optimizer)
+        if isinstance(self._optimizer, Overlapped) and self._session.rank == 0:
+            logger.warning(f"{WHOSE}: overlapped_step=True has no effect, for a step waits for all means before its update; leave it out")
         self._model, self._seed, self._scale_lr = model, seed, scale_lr
         self._attendance: Attendance  # once steps have begun
         self._rates: list[Any] = []  # of the optimizer's groups, while an update is made with others
@@ -93,6 +96,7 @@ class Elastic(api.Member):
         self._taken: Handover | None = None  # the last one of which this rank was told that it takes it
         self._given: dict[int, int] = {}  # by the rank that takes, the newest handover's number; the scheduler says each again and again
         self._begun = self._over = self._has_stepped = False
+        self._first = 0  # of this process's steps
         self._unread = 2  # beginnings of steps that are still to be tried to read
         self._session.hear_of_handovers(self._heard)
         self._before = self._optimizer.register_step_pre_hook(self._before_step)
@@ -122,15 +126,18 @@ class Elastic(api.Member):
         """Whether this process has taken the place of one that died."""
         return self._session.incarnation > 1
 
-    def steps(self, total: int) -> Iterator[int]:
-        """The numbers of the steps, from 0 up to ``total`` - 1, once: in a process that takes a dead one's place, from the step on that the others are in.
+    def steps(self, total: int, first: int = 0) -> Iterator[int]:
+        """The numbers of the steps, from ``first`` up to ``total`` - 1, once: in a process that takes a dead one's place, from the step on that the others are
+        in. first: how many steps an earlier job has taken, whose checkpoint this one goes on from, the same on all ranks; ``seed`` goes on with it.
         After the last one all ranks meet. Raises UsageError where it is called twice."""
         if self._begun:
             raise UsageError(f"{WHOSE}.steps() was gone through before; do what comes between two parts of a training inside the one loop")
+        if first < 0:
+            raise UsageError(f"{WHOSE}.steps({total}, first={first}): expected the first step's number, 0 or more")
         self._begun, self._session.rest.trains = True, threading.get_ident()
         self._attendance = Attendance(self._session, self._session.config.on_worker_loss == "shrink", self._scale_lr)
         taken = self._join()
-        first = 0 if taken is None else taken.step
+        self._first = first = first if taken is None else taken.step
         if taken is not None and taken.ended:
             self._session.came_back()  # it takes no step, of which the launcher would hear
         try:
@@ -184,7 +191,7 @@ class Elastic(api.Member):
             if self._unread:  # what could not be given is found before somebody dies: without what the optimizer keeps, and with it
                 self._unread -= 1
                 self._state.read(beginning)
-        elif step == 0:
+        elif step == self._first:
             self._state.kept()  # finds out what is wrong with it
         with self._changed:
             self._beginning, self._changing = beginning, updates > 0
@@ -307,10 +314,6 @@ class Elastic(api.Member):
             channel = Channel(session, handover, lambda: self._given[handover.other] != handover.number)
             try:
                 with self._reading(handover.other) as beginning:
-                    if beginning is None and handover.other == 0:
-                        session.fail(
-                            "rank 0 died before the first step, whose parameters the training was to begin with: start the job again"
-                        )
                     self._state.check_alone()
                     channel.give(None if beginning is None else self._state.read(beginning))
                     self._beside.given(handover.other)

@@ -58,7 +58,8 @@ def DistributedOptimizer(  # noqa: N802 - BytePS's and Horovod's name
 
     overlapped_step: True: step() updates each bucket's parameters as soon as their mean is there, while later buckets travel: late synchronization within
                       step(). Parameters and state are the same, bit for bit, for optimizers that treat each parameter by itself (SGD, Adam, AdamW, ...). A
-                      script that reads or clips gradients calls ``synchronize()`` before; step() is then the whole one, as under GradScaler.
+                      script that reads or clips gradients calls ``synchronize()`` before; step() is then the whole one, as under GradScaler, and as
+                      always under Elastic.
 
     sparse:           names of parameters whose gradients are sparse (patterns as of a rule: ``["embedding.weight"]``, ``["*.table"]``), or a model whose
                       embeddings with sparse=True are meant. Their rows travel, uncompressed; the mean is a coalesced sparse tensor in p.grad, of the rows

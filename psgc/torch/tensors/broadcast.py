@@ -173,15 +173,27 @@ def _broadcast_object(session: Session, obj: Any, root_rank: int, name: str, all
     if is_root:
         _LENGTH.pack_into(head, 0, len(data))
         head[_LENGTH.size :] = data[:BEGINNING_BYTES].ljust(BEGINNING_BYTES, b"\0")
+    own = bytes(head)
     _move(session, f"{name}.{number}.head", root_rank, HEAD_BYTES, head)
+    _check_own(is_root, head == own, name, root_rank)
     (length,) = _LENGTH.unpack_from(head)
     rest = bytearray(data[BEGINNING_BYTES:]) if is_root else bytearray(max(0, length - BEGINNING_BYTES))
     _move(session, f"{name}.{number}.chunk", root_rank, CHUNK_BYTES, rest)
     whole = head[_LENGTH.size : _LENGTH.size + length] + rest
+    _check_own(is_root, whole == data, name, root_rank)
     if whole[:1] == _REFUSED:
         refused = whole[1:].decode(errors="replace")
         raise UsageError(refused if is_root else f"rank {root_rank}: {refused}")
     return obj if is_root else _read(whole, root_rank, allow_pickle or session.config.allow_pickle)
+
+
+def _check_own(is_root: bool, same: bool, name: str, root_rank: int) -> None:
+    """Raise UsageError where the root's process has taken a dead one's place, whose object the other ranks have, and has another."""
+    if is_root and not same:
+        raise UsageError(
+            f"broadcast of {name!r}: rank {root_rank} died once the others had this of it, and its next process has made another; start the job again, with a "
+            f"script that makes the same each time"
+        )
 
 
 def _written(obj: Any, name: str, pickled: bool, may_pickle: bool) -> bytes:
