@@ -34,7 +34,7 @@ from psgc.torch.state import saved
 from psgc.torch.tensors.broadcast import broadcast_parameters
 from psgc.torch.tensors.held import held_dtype, one_way
 from psgc.torch.tensors.sent import FilledBucket
-from psgc.torch.tensors.shards import check_replicated, local, refuse_pieces, reshard, sharding_modules
+from psgc.torch.tensors.shards import check_replicated, local, refuse_averaged, refuse_pieces, reshard, sharding_modules
 from psgc.worker.session import Session
 
 
@@ -110,6 +110,7 @@ class DiLoCo:
             assert not isinstance(make, str)
             for key, parameter in model.named_parameters():
                 check_replicated(parameter, key, session, "DiLoCo")
+            refuse_averaged(model, session, "DiLoCo")
             broadcast_parameters(_first(model), prefix=f"{name}.")
             try:
                 fragments_here = [
