@@ -183,7 +183,7 @@ def test_along_a_meshs_dimension_models_that_are_cut_otherwise_too_train_as_nati
 @pytest.mark.parametrize("servers", [1, 0])
 def test_stages_of_a_pipeline_that_torch_schedules_train_as_natively(make_job: Callable[..., Any], servers: int) -> None:
     """torch's pipelining has FSDP reduce gradients where no backward runs, and scales them next."""
-    hows = ("plain", "accumulate")
+    hows = ("plain", "accumulate", "bf16-reduce", "apart", "interleaved")
     texts = make_job(nodes=4, servers=servers).said("--hows", *hows, job="fsdp_pipeline.py", PSGC_MIN_COMPRESS_BYTES="0")
     found = [{tuple(words[:2]): words[2:] for line in text.splitlines() if len(words := line.split()) == 4} for text in texts]
     for how in hows:
