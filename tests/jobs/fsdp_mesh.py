@@ -48,6 +48,10 @@ def train(model: nn.Module, draw: torch.Generator, steps: int = STEPS) -> str:
     return f"{digest} {float(loss.detach()):.6f}"
 
 
+def diloco(model: nn.Module) -> None:
+    psgc.DiLoCo(model, torch.optim.SGD(model.parameters(), lr=0.3), every=100)
+
+
 def joined(root: DeviceMesh, name: str) -> None:
     """Natively and by psgc, over the mesh of shards and over that of both dimensions. Ranks that hold parts of one replica have its batches."""
     group = root["dp_replicate", "dp_shard"]
@@ -72,6 +76,8 @@ def joined(root: DeviceMesh, name: str) -> None:
         kept = of.residual_state_dict()["memories"]["gradients"]
         wanted = {key: values["residual"] for key, values in own["memories"]["gradients"].items() if "residual" in values}
         print(f"{name} {how} {all(torch.equal(each, kept[key]['residual']) for key, each in wanted.items())} {len(wanted)}", flush=True)
+    told(f"diloco of {name} over both", lambda: diloco(model_on(root, group)))
+    told(f"diloco of {name}", lambda: diloco(model_on(root, root["dp_shard"])))
     told("another's", lambda: resumed.load_residual_state_dict(states[dist.get_rank() ^ 1]))
 
 

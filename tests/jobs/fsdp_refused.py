@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult
@@ -98,6 +99,12 @@ def main() -> None:
     told("plain", lambda: psgc.fsdp_hook(nn.Linear(4, 4)))
     told("native", lambda: psgc.fsdp_hook(fully_shard(nn.Linear(4, 4), mesh=nodes)))
     told("no replicas", lambda: psgc.fsdp_hook(fully_shard(nn.Linear(4, 4), mesh=whole)))
+    replicated = replicate(nn.Linear(4, 4), mesh=nodes["replicate"])
+    told("replicate", lambda: psgc.fsdp_hook(replicated))
+    told("replicate under diloco", lambda: psgc.DiLoCo(replicated, torch.optim.SGD(replicated.parameters(), lr=0.1), every=100))
+    beside = nn.Sequential(fully_shard(nn.Linear(4, 4), mesh=nodes["shard"]), replicate(nn.Linear(4, 4), mesh=nodes["replicate"]))
+    beside[1].requires_grad_(False)
+    told("frozen replicate", lambda: psgc.fsdp_hook(beside))
     told("codec", lambda: psgc.fsdp_hook(fully_shard(nn.Linear(4, 4), mesh=nodes["shard"]), "int9"))
     told("plan", lambda: psgc.fsdp_hook(fully_shard(nn.Linear(4, 4), mesh=nodes["shard"]), "auto"))
     told("plan of others", lambda: psgc.fsdp_hook(fully_shard(nn.Linear(4, 4), mesh=nodes["shard"]), plan("layer.weight")))

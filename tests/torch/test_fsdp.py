@@ -167,10 +167,32 @@ def test_along_a_meshs_dimension_models_that_are_cut_otherwise_too_train_as_nati
             assert digests[0] == digests[2] != digests[1] == digests[3], "two pieces, held by two ranks each"
     for text in texts:
         said = dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
+        for name in ("tp", "shards"):
+            assert (
+                "DiLoCo: FSDP averages the gradients of 'model' between the ranks that exchange, in every backward;"
+                in said[f"diloco of {name} over both"]
+            )
+            assert said[f"diloco of {name} over both"].endswith("; shard over mesh['dp_shard'], not over mesh (HSDP)")
+            assert said[f"diloco of {name}"] == "nothing"
         assert "the state is of a mesh's part inner=" in said["another's"]
         assert "DTensor of which the ranks that exchange hold different pieces" in said["sharded along it"]
         assert "FSDP averages 'model' between ranks" in said["other replicas"]
         assert "init(mesh=...) says otherwise; join by psgc.init(mesh=mesh, dim=...)" in said["other replicas"]
+
+
+@pytest.mark.parametrize("servers", [1, 0])
+def test_stages_of_a_pipeline_that_torch_schedules_train_as_natively(make_job: Callable[..., Any], servers: int) -> None:
+    """torch's pipelining has FSDP reduce gradients where no backward runs, and scales them next."""
+    hows = ("plain", "accumulate", "bf16-reduce", "apart", "interleaved")
+    texts = make_job(nodes=4, servers=servers).said("--hows", *hows, job="fsdp_pipeline.py", PSGC_MIN_COMPRESS_BYTES="0")
+    found = [{tuple(words[:2]): words[2:] for line in text.splitlines() if len(words := line.split()) == 4} for text in texts]
+    for how in hows:
+        for of_rank in found:
+            assert of_rank["none", how] == of_rank["native", how]
+            assert of_rank["int8", how][0] != of_rank["native", how][0], "the codec was in use"
+        for codec in ("native", "int8"):
+            digests = [of_rank[codec, how][0] for of_rank in found]
+            assert digests[0] == digests[1] != digests[2] == digests[3], "two stages, held by two ranks each"
 
 
 def test_pieces_that_are_no_replicas_are_refused_where_no_mesh_says_which_are(make_job: Callable[..., Any]) -> None:
@@ -197,6 +219,9 @@ def test_what_it_cannot_average_is_told_in_a_line(make_job: Callable[..., Any]) 
     for of_rank in told:
         assert "no trained parameters that FSDP2 has sharded; apply torch's fully_shard to it first" in of_rank["plain"]
         assert of_rank["native"] == "nothing", "of two dimensions psgc takes the replicas' over"
+        assert "torch's replicate() was applied to 'model', and shards nothing; leave it out, and use" in of_rank["replicate"]
+        assert of_rank["replicate under diloco"].endswith("in every backward; leave torch's replicate() out")
+        assert of_rank["frozen replicate"] == "nothing"
         assert "over all 2 ranks, so there are no replicas to average between; shard within nodes" in of_rank["no replicas"]
         assert "unknown codec 'int9'" in of_rank["codec"]
         assert "or a plan; auto measures whole gradients, not shards" in of_rank["plan"]

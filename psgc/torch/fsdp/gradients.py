@@ -2,7 +2,7 @@
 
 A unit's slice of gradients is a tensor by itself, which the ranks that hold the same shard average: a bucket of these ranks alone. It leaves when FSDP has
 summed it within the node, and the mean is written where it lies, which FSDP has made p.grad of by then; where FSDP goes on to compute with it at once, its hook
-waits for the mean. A step is over when backward is.
+waits for the mean. A step is over when backward is; where FSDP reduces behind all backwards (torch's pipelining), when it is done with that.
 
 Which parameters are trained may change between two steps, on all ranks alike. A unit that is frozen whole keeps its bucket, and skips. Where others of a unit's
 parameters are trained than were declared, all units are declared anew, and what codecs keep of each tensor goes along.
@@ -25,7 +25,7 @@ from psgc.program.order import is_issued
 from psgc.torch.ddp.told import add_model
 from psgc.torch.fsdp.planned import Way
 from psgc.torch.fsdp.reshard import Parameter, needed, resharded
-from psgc.torch.fsdp.units import ShardedParameters, Slice, Unit
+from psgc.torch.fsdp.units import ShardedParameters, Slice, Unit, in_backward
 from psgc.torch.gradients.backward_end import BackwardEnd, await_end
 from psgc.torch.gradients.exchange import GradientExchange
 from psgc.torch.gradients.front_end import FrontEnd
@@ -81,7 +81,8 @@ class FsdpGradients(FrontEnd[FilledBucket]):
         self._absent: list[int] = []  # units that this rank skips in the step under way
         self.parameters = ShardedParameters(units)
         self._shard = next(shard for shard, ranks in enumerate(replicas) if session.rank in ranks)
-        self._end: BackwardEnd | None = None  # of the backward under way
+        self._end: BackwardEnd | None = None  # of the backward under way, or of what FSDP reduces behind all
+        self._forwards = False  # whether units come in the model's order, as behind all backwards, and not in backward's
         self._taking = threading.Lock()
         self.exchange.written = Written(self.parameters.present)
         add_model(self)
@@ -99,8 +100,8 @@ class FsdpGradients(FrontEnd[FilledBucket]):
 
     @uncompiled
     def take(self, unit: int, gradients: torch.Tensor) -> None:
-        """FSDP has summed this unit's gradients within the node. In autograd's thread. Returns once the mean is on its way, or there, if FSDP goes on to
-        compute with it. Raises UsageError for gradients that psgc cannot average."""
+        """FSDP has summed this unit's gradients within the node. In autograd's thread, or where FSDP was told to reduce. Returns once the mean is on its
+        way, or there, if FSDP goes on to compute with it. Raises UsageError for gradients that psgc cannot average."""
         exchange, its = self.exchange, self._units[unit]
         with self._taking:
             if self._end is not None and self._end.lost:
@@ -114,7 +115,7 @@ class FsdpGradients(FrontEnd[FilledBucket]):
             if begins:
                 self._begin()
             if self._end is None:
-                self._end = await_end(self, _finish)
+                self._end = await_end(self, _finish) if in_backward() else its.await_end(self.finish)
             if not exchange.declared:
                 self._declare()
             if begins:  # before any hook waits: without servers, what is declared before it must leave before it
@@ -141,7 +142,7 @@ class FsdpGradients(FrontEnd[FilledBucket]):
             bucket.arrive()
 
     def finish(self) -> None:
-        """Backward is over: skip the units that it did not reach, and wait for all means."""
+        """The step is over: skip the units that it did not reach, and wait for all means."""
         exchange, self._end = self.exchange, None
         self._skip([unit for unit, its in enumerate(self._slices) if its is not None and self._bucket(unit).ticket is None])
         exchange.observer.leaving()
@@ -160,11 +161,11 @@ class FsdpGradients(FrontEnd[FilledBucket]):
         exchange.deliver()
 
     def _held_back_by(self, unit: int) -> list[int]:
-        """Units whose transfers among ranks come before this one's, and that have not left. Backward has passed them by."""
+        """Units whose transfers among ranks come before this one's, and that have not left. The step has passed them by."""
         if not self._among_ranks(unit):
             return []
-        later = range(len(self._units) - 1, unit, -1)
-        return [each for each in later if self._slices[each] is not None and self._bucket(each).ticket is None and self._among_ranks(each)]
+        before = range(unit) if self._forwards else range(len(self._units) - 1, unit, -1)
+        return [each for each in before if self._slices[each] is not None and self._bucket(each).ticket is None and self._among_ranks(each)]
 
     def _among_ranks(self, unit: int) -> bool:
         return any(map(is_issued, self._bucket(unit).bucket.option))
@@ -208,16 +209,18 @@ class FsdpGradients(FrontEnd[FilledBucket]):
         self.exchange.restore(kept)
 
     def _look(self) -> None:
-        """Before a step: see which parameters are trained now, and have all declared anew where that is not what was declared."""
-        exchange, before = self.exchange, self._slices
+        """Before a step: see which parameters are trained now, and in which order they come, and have all declared anew where that is not what was
+        declared."""
+        exchange, before = self.exchange, (self._slices, self._forwards)
+        self._forwards = not in_backward()
         self.settle()  # before it is seen what is trained now: the last result is of what was trained then
         self.parameters.look()
         if not exchange.declared:
             exchange.mean = not next((unit for unit in self._units if unit.pieces), self._units[0]).summed
         now = [unit.slice() for unit in self._units]
-        self._slices = [had if its is None or its == had else its for its, had in zip(now, before, strict=True)]
+        self._slices = [had if its is None or its == had else its for its, had in zip(now, self._slices, strict=True)]
         self._frozen = [unit for unit, its in enumerate(now) if its is None and self._slices[unit] is not None]
-        if exchange.declared and self._slices != before:
+        if exchange.declared and (self._slices, self._forwards) != before:
             exchange.redeclare()
 
     def _begin(self) -> None:
@@ -240,7 +243,8 @@ class FsdpGradients(FrontEnd[FilledBucket]):
                 parameters += unit.of(its)
                 tensors = tuple(range(first, len(specs)))
                 way = self._way(unit, parameters[first], sum(map(nbytes_of, specs[first:])))
-                priority = (place - len(self._units)) * shards + shard + 1  # the last units' gradients come first
+                after = place if self._forwards else len(self._units) - 1 - place  # how many units' gradients come first
+                priority = shard - (after + 1) * shards + 1
                 buckets.append(
                     BucketSpec(tensors, way.codec, priority, option=way.option, device=way.device, members=self._replicas[shard])
                 )

@@ -1,4 +1,5 @@
-"""The parts of a model that FSDP2 reduces at once, and the ranks that hold the same shard of them. The only file that looks into FSDP2's private objects.
+"""The parts of a model that FSDP2 reduces at once, and the ranks that hold the same shard of them. The only file, beside ``tensors.shards``, that looks into
+FSDP2's private objects.
 
 A *unit* is a module that ``fully_shard`` was applied to, with those of its parameters that are no other unit's. FSDP reduce-scatters their gradients within
 the shard group, as one flat tensor, and then calls the unit's hook with this rank's slice of it.
@@ -9,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -17,8 +19,10 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPM
 
 from psgc.errors import UsageError
 from psgc.torch.fsdp.reshard import Parameter
+from psgc.torch.gradients.backward_end import BackwardEnd
+from psgc.torch.session.uncompiled import uncompiled
 from psgc.torch.tensors.declaring import plain_name
-from psgc.torch.tensors.shards import check_replicated, local, reshard, sharding_modules
+from psgc.torch.tensors.shards import check_replicated, local, reduced_at_once, reshard, sharding_modules
 from psgc.worker.part_session import PartSession
 from psgc.worker.session import Session
 
@@ -29,6 +33,7 @@ JOIN = "join by psgc.init(mesh=mesh, dim=...) first, where dim names the dimensi
 _CUTS = frozenset(
     {"pp", "pipe", "pipeline", "stage", "tp", "tensor", "model", "ep", "expert"}
 )  # what dimensions that cut a model are called
+_FINAL: Final = "_root_post_backward_final_callback"
 _WHOLE = (torch.float32, torch.bfloat16)  # FSDP divides such gradients while it reduces them, and others before and after
 
 
@@ -105,8 +110,32 @@ class Unit:
         """Have FSDP call it with this rank's slice of the gradients, which it may write to."""
         self.module.set_all_reduce_hook(call)
 
+    def await_end(self, finish: Callable[[], None]) -> BackwardEnd:
+        """While no backward runs: FSDP reduces because it was told to, behind all backwards of a step, as by torch's pipelining. Whoever does that then calls
+        what FSDP does at the end of a backward, in which it makes the current stream wait for what it has reduced. When that is over ``finish`` is called,
+        and what it raises is raised there."""
+        states, end = self.module._get_fsdp_state()._state_ctx.all_states, BackwardEnd()
+
+        @uncompiled
+        def final(before: Callable[[], None]) -> None:
+            for state in states:
+                vars(state).pop(_FINAL, None)
+            before()
+            end.came = True
+            finish()
+
+        for state in states:  # it is called of one, and the others have the same end
+            setattr(state, _FINAL, partial(final, getattr(state, _FINAL)))
+        end.carried_by(final)
+        return end
+
     def check_mesh(self) -> None:
         """Raise UsageError unless FSDP shards over one dimension of a mesh, and over no more than one averages between replicas (HSDP)."""
+        if not isinstance(self.state.mesh_info, FSDPMeshInfo):
+            raise UsageError(
+                f"fsdp_hook: torch's replicate() was applied to {self.name!r}, and shards nothing; leave it out, and use psgc.DistributedOptimizer, "
+                f"psgc.DistributedDataParallel, or torch's DistributedDataParallel with psgc.ddp_hook; or shard within nodes: {HOW}"
+            )
         if self.is_elsewhere:
             raise UsageError(
                 f"fsdp_hook: {self.name!r} is sharded over a mesh of {self.state.mesh_info.mesh.ndim} dimensions, not over one: {HOW}"
@@ -114,9 +143,9 @@ class Unit:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether its mesh has more dimensions than one of shards and one of replicas."""
+        """Whether its mesh has more dimensions than one of shards and one of replicas, or none of shards (``replicate``)."""
         info = self.state.mesh_info
-        return info.mesh.ndim > 1 and not isinstance(info, HSDPMeshInfo)
+        return not isinstance(info, FSDPMeshInfo) or (info.mesh.ndim > 1 and not isinstance(info, HSDPMeshInfo))
 
     def refuse(self, _gradients: torch.Tensor) -> None:
         """The hook of a unit that was frozen when the others were hooked, and is not sharded as they are."""
@@ -210,6 +239,11 @@ class Unit:
             )
 
 
+def in_backward() -> bool:
+    """Whether this thread is in a backward, whose end autograd tells of."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
 def units_of(model: torch.nn.Module) -> list[Unit]:
     """The model's, in its order, also those that are frozen now. Raises UsageError where all are, and for units that psgc cannot serve."""
     found: list[Unit] = []
@@ -218,10 +252,7 @@ def units_of(model: torch.nn.Module) -> list[Unit]:
     for name, module in model.named_modules():
         if not hasattr(module, "set_all_reduce_hook"):
             continue
-        state: Any = module._get_fsdp_state()
-        states = getattr(state, "_fsdp_param_groups", None)
-        if states is None:  # torch before 2.12
-            states = [] if state._fsdp_param_group is None else [state._fsdp_param_group]
+        states = reduced_at_once(module)
         if len(states) > 1:
             raise UsageError(
                 f"fsdp_hook: parameters of {name or 'model'!r} are sharded over several meshes; shard each module over one: {HOW}"

@@ -37,7 +37,7 @@ from psgc.torch.state import saved
 from psgc.torch.tensors.broadcast import broadcast_parameters
 from psgc.torch.tensors.held import held_dtype, one_way
 from psgc.torch.tensors.sent import FilledBucket
-from psgc.torch.tensors.shards import check_replicated, local, refuse_pieces, reshard, sharding_modules
+from psgc.torch.tensors.shards import check_replicated, local, refuse_averaged, refuse_pieces, reshard, sharding_modules
 from psgc.worker.session import Session
 
 LEFT: Final = "ranks end with different parameters: what each has done since the last exchange is its own"
@@ -338,6 +338,7 @@ def _on_workers(
     """The same, not declared yet. turn: the first fragment's."""
     for key, parameter in model.named_parameters():
         check_replicated(parameter, key, session, "DiLoCo")
+    refuse_averaged(model, session, "DiLoCo")
     broadcast_parameters(_first(model), prefix=f"{name}.")
     try:
         return [Fragment(session, f"{name}.{place}", turn + place, choice, each, make) for place, each in enumerate(parts)]

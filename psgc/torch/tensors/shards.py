@@ -34,6 +34,15 @@ def sharding_modules(model: torch.nn.Module) -> list[Any]:
     return [module for module in model.modules() if isinstance(module, kinds)] if kinds else []
 
 
+def reduced_at_once(module: Any) -> list[Any]:
+    """FSDP2's own objects of what it reduces at once of a module that it was applied to: one, but for a module without parameters, or over several meshes."""
+    state = module._get_fsdp_state()
+    found: list[Any] | None = getattr(state, "_fsdp_param_groups", None)
+    if found is None:  # torch before 2.12
+        found = [] if state._fsdp_param_group is None else [state._fsdp_param_group]
+    return found
+
+
 def reshard(modules: Iterable[Any]) -> None:
     """Have modules of FSDP2's let go of whole parameters. By default the outermost has its own from a forward until a backward, so after an evaluation
     they are what the model registers and computes with: not what an optimizer has, and stale once its pieces are written."""
@@ -68,9 +77,7 @@ def check_replicated(parameter: torch.Tensor, name: str, session: Session, by: s
         return
     if what != "a DTensor":
         raise UsageError(f"{by}: parameter {name!r} is {what}, whose pieces it does not know; shard the model by FSDP2 (fully_shard)")
-    peers = set(session.members) if isinstance(session, PartSession) else set(range(session.size))
-    peers.discard(session.whole.rank)
-    mesh, placements = parameter.device_mesh, parameter.placements  # type: ignore[attr-defined]
+    peers, mesh, placements = _peers(session), parameter.device_mesh, parameter.placements  # type: ignore[attr-defined]
     for dim, placement in enumerate(placements):
         if placement.is_partial():
             raise UsageError(f"{by}: parameter {name!r} is a DTensor of sums that are not made yet; redistribute it first")
@@ -79,3 +86,25 @@ def check_replicated(parameter: torch.Tensor, name: str, session: Session, by: s
                 f"{by}: parameter {name!r} is a DTensor of which the ranks that exchange hold different pieces; join by psgc.init(mesh=mesh, "
                 f"dim='dp_replicate') first, with mesh = {PEERS}, and shard over mesh['dp_shard']"
             )
+
+
+def refuse_averaged(model: torch.nn.Module, session: Session, by: str) -> None:
+    """Raise UsageError where FSDP2 itself averages gradients of what is trained between ranks of the session in every backward: over a mesh of two
+    dimensions (HSDP), or after torch's ``replicate``. by: who is to exchange in its place."""
+    peers, names = _peers(session), {module: name for name, module in model.named_modules()}
+    for module in sharding_modules(model):
+        trained = [each for each in reduced_at_once(module) if any(one.sharded_param.requires_grad for one in each.fsdp_params)]
+        for info in (each.mesh_info for each in trained):
+            replicas = getattr(info, "replicate_process_group", None)
+            if replicas is not None and peers & set(torch.distributed.get_process_group_ranks(replicas)):
+                is_sharded = hasattr(info, "shard_process_group")
+                instead = "shard over mesh['dp_shard'], not over mesh (HSDP)" if is_sharded else "leave torch's replicate() out"
+                raise UsageError(
+                    f"{by}: FSDP averages the gradients of {names[module] or 'model'!r} between the ranks that exchange, in every backward; {instead}"
+                )
+
+
+def _peers(session: Session) -> set[int]:
+    """The session's other ranks, as the job numbers them."""
+    peers = set(session.members) if isinstance(session, PartSession) else set(range(session.size))
+    return peers - {session.whole.rank}
