@@ -125,6 +125,8 @@ class Elastic(api.Member):
     def steps(self, total: int) -> Iterator[int]:
         """The numbers of the steps, from 0 up to ``total`` - 1, once: in a process that takes a dead one's place, from the step on that the others are in.
         After the last one all ranks meet. Raises UsageError where it is called twice."""
+        if not hasattr(total, "__index__") or total < 0:
+            raise UsageError(f"{WHOSE}.steps() of {total!r}: expected a whole number of at least 0")
         if self._begun:
             raise UsageError(f"{WHOSE}.steps() was gone through before; do what comes between two parts of a training inside the one loop")
         self._begun, self._session.rest.trains = True, threading.get_ident()
