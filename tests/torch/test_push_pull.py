@@ -203,7 +203,9 @@ def test_what_is_no_tensor_or_no_name_is_refused_before_the_job_hears_of_it(rank
         "named_parameters: expected model.named_parameters.., got a Linear": lambda: psgc.DistributedOptimizer(sgd, cast("Any", model)),
         "broadcast_parameters: expected .name, tensor. pairs, got a Linear; pass": lambda: psgc.broadcast_parameters(cast("Any", model)),
         "OneBitAdam: expected model.named_parameters.., got a SGD": lambda: psgc.OneBitAdam(cast("Any", sgd), warmup_steps=3),
-        "ZeroOneAdam: expected model.named_parameters.., got a Linear": lambda: psgc.ZeroOneAdam(cast("Any", model)),
+        "ZeroOneAdam: expected model.named_parameters.., got a Linear": lambda: psgc.ZeroOneAdam(
+            cast("Any", model), warmup_steps=3, local_growth=2
+        ),
         "DeMo: expected model.named_parameters.., got a SGD": lambda: psgc.DeMo(cast("Any", sgd)),
         "expected .name, parameter. pairs": lambda: psgc.DistributedOptimizer(sgd, cast("Any", enumerate(model.parameters()))),
     }

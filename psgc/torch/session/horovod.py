@@ -24,7 +24,6 @@ INSTEAD: Final = {
     "alltoall": IN_TORCH,
     "reducescatter": IN_TORCH,
     "join": "every rank must run the same number of steps",
-    "elastic": "use Elastic(model=model, optimizer=optimizer)",
 }
 
 
