@@ -49,7 +49,8 @@ def register_functions(
 
     Both are called from psgc's threads, without autograd. Raises CodecError for a name that is taken, UsageError for what is no function.
     """
-    for which, function in (("compress", compress), ("decompress", decompress)):
+    given: dict[str, Any] = {"compress": compress, "decompress": decompress}
+    for which, function in given.items():
         if not callable(function):
             raise UsageError(f"register_functions: {which} of {name!r} is a {type(function).__name__}, expected a function")
 
