@@ -44,6 +44,7 @@ from psgc.transport.control.voice import ADMISSION, AWAITED, LIFELINE, Voice
 from psgc.transport.host import host_id, member_alive, own_start, session_number
 from psgc.transport.link import Link, Transport
 from psgc.transport.link_set import LinkSet
+from psgc.transport.lookup import Lookup
 from psgc.transport.memory.segment import Segment
 from psgc.transport.pacing import PacedLink
 from psgc.transport.security import encryption
@@ -113,6 +114,7 @@ class Server:
             config.root_endpoint, config.silence_s, config.dead_s, config.heartbeat_s, self._began, self._scheduler.nobody_listens,
             turned_away=lambda: self._scheduler.turned_away(silent=False),
         )  # fmt: skip
+        self._lookup = Lookup(config.root_host, config.root_port)
         self._absence = Absence(config.heartbeat_s)
         self._named = Reminder(self._began)
         self._voice = Voice.of(config)
@@ -256,7 +258,7 @@ class Server:
 
     def _fault(self, fault: Fault) -> None:
         """The scheduler ends the job; its ABORT ends this server, too."""
-        self._tell_scheduler(Kind.FAULT, encode_body(Notice(0, fault.text)))
+        self._tell_scheduler(Kind.FAULT, encode_body(Notice(0, fault.text, fault.awaited)))
 
     # the scheduler
 
@@ -441,14 +443,19 @@ class Server:
         self._register()
         if (waited := now - self._began) > config.register_timeout_s and not self._life.talks(now):
             self._end(
-                1, f"server: gave up after {waited:.0f} s (PSGC_REGISTER_TIMEOUT_S) of waiting for the scheduler at {config.root_endpoint}"
+                1,
+                f"server: gave up after {waited:.0f} s (PSGC_REGISTER_TIMEOUT_S) of waiting for the scheduler at {config.root_endpoint}{self._nameless()}",
             )
         elif self._life.up and now - self._life.last_seen < config.silence_s + 2 * config.heartbeat_s:
             return  # the scheduler has said who is missing, or will soon
         elif self._named.due(now, config.silence_s) and self._voice.speaks(ADMISSION):
-            logger.warning(
-                "waiting for the scheduler at %s to answer, for %.0f s so far; is it started?", config.root_endpoint, now - self._began
-            )
+            why = self._nameless() or "; is it started?"
+            logger.warning("waiting for the scheduler at %s to answer, for %.0f s so far%s", config.root_endpoint, waited, why)
+
+    def _nameless(self) -> str:
+        """The end of a line on a scheduler that does not answer: that its name has no address, if that is so."""
+        trouble = "" if self._life.up else self._lookup.trouble()
+        return f": its name has no address ({trouble}), and is looked up again; is DMLC_PS_ROOT_URI right?" if trouble else ""
 
     @property
     def _state(self) -> ServerState | None:

@@ -40,9 +40,10 @@ class Send(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """Tell the scheduler: the job cannot go on."""
+    """Tell the scheduler: the job cannot go on. awaited: the ranks whose contributions have not come."""
 
     text: str
+    awaited: tuple[int, ...] = ()
 
 
 class SendResidual(NamedTuple):
@@ -285,7 +286,7 @@ class ServerState:
             late.setdefault(tuple(missing), []).append(entry)
             if age >= self.step_timeout_s:
                 text = f"{self._awaits(entry, missing, now)}, more than the limit of {self.step_timeout_s:.0f} s (PSGC_STEP_TIMEOUT_S)"
-                faults.append(Fault(f"server {self.index}: {text}"))
+                faults.append(Fault(f"server {self.index}: {text}", tuple(missing)))
         return [*self._name(late, now), *self._slow_ranks()], faults
 
     def _slow_ranks(self) -> Iterator[str]:

@@ -17,6 +17,7 @@ from psgc.processes.absence import Absence, younger
 from psgc.processes.reminder import Reminder
 from psgc.transport.control.lifeline import Lifeline, Sign
 from psgc.transport.host import host_id, own_start, session_number
+from psgc.transport.lookup import Lookup
 from psgc.wire.messages import Register, encode_body
 
 TICK_S: Final = 0.25  # how often the network thread calls ``tick``
@@ -29,6 +30,7 @@ class Admission:
         self._config, self._life, self.began = config, life, began
         self._session = session_number()
         self._lineage = Launcher(config.launcher).number if config.incarnation else 0
+        self._lookup = Lookup(config.root_host, config.root_port)
         self._absence = Absence(TICK_S)
         self._named = Reminder(began)
         self._repeated = 0.0  # when it last asked
@@ -73,4 +75,6 @@ class Admission:
         scheduler = f"the scheduler at {self._config.root_endpoint}{so_far}"
         if self._life.up:
             return f"{scheduler}: it has said nothing for {now - self._life.last_seen:.0f} s"
+        if trouble := self._lookup.trouble():
+            return f"{scheduler}: its name has no address ({trouble}), and is looked up again; is DMLC_PS_ROOT_URI={self._config.root_host} right?"
         return f"{scheduler}: nothing answers there; is it started, and are DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT the same everywhere?"

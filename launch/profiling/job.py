@@ -33,7 +33,7 @@ def profile_job(command: Sequence[str], workers: int, servers: int, iterations: 
         try:
             status = _wait_for(path, launcher)
             if status is None:
-                print("psgc profile: the profile is written; ending the job", file=sys.stderr)
+                print("psgc profile: gradients are measured; ending the job", file=sys.stderr)
                 _leave(launcher)
         finally:
             _end(launcher)

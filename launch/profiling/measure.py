@@ -71,9 +71,12 @@ class Request:
             raise UsageError(f"profile: --transport {self.transport}: expected one of {', '.join(choices())}")
 
 
-def measure(request: Request, bar: bool) -> Profile:
-    """All that was asked for. bar: show progress on a terminal. Raises JobFailed, PsgcError for a wrong kernel, UsageError for an unknown model."""
+def measure(request: Request, bar: bool, keep: Callable[[Profile], None] = lambda found: None) -> Profile:
+    """All that was asked for. bar: show progress on a terminal. keep: is given what a job has measured, which cost most, before anything else is measured.
+    Raises JobFailed, PsgcError for a wrong kernel, UsageError for an unknown model."""
     found = _tensors(request)
+    if request.command and (request.codecs or request.transport is not None):
+        keep(found)
     trips = _trips(request, bar)
     measured = _curves(request.codecs, CURVE_SIZES, bar) or _beside_trace(request, found, bar)
     codecs = {name: {**found.codecs.get(name, {}), **measured.get(name, {})} for name in {**found.codecs, **measured}}

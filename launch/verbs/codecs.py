@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -23,6 +24,8 @@ def codecs(
 ) -> None:
     """List the codecs, their parameters, what they save, what they lose, and when to use which.
 
+    One of another package that does not work is a line on stderr instead, and the status is 2.
+
     Example: psgc codecs
     """
     if as_json and markdown:
@@ -32,7 +35,8 @@ def codecs(
     from psgc.launch.pages.codecs import render_codecs, terminal_tables
 
     with progress(as_json):
-        entries = catalogue()
+        broken: list[str] = []
+        entries = catalogue(broken)
     results = gpu_results()
     if as_json:
         entries = [entry | _on_gpus(entry["canonical"], results) for entry in entries]
@@ -46,6 +50,10 @@ def codecs(
         for result in results:
             speeds = [[codec, *_speeds(result.of(codec))] for codec in result.codecs]
             print_table(["codec", "elements", "encode us", "decode us", "encode, of a copy"], speeds, title=f"on a GPU, {cited(result)}")
+    for line in broken:
+        print(f"psgc: {line}", file=sys.stderr)
+    if broken:
+        raise typer.Exit(2)
 
 
 def _speeds(sizes: dict[int, dict[str, dict[str, Any]]]) -> list[str]:

@@ -83,7 +83,7 @@ def profile(
             transport if links else None, join, _given_link(inter_gbps, inter_latency_us), trace, time_codecs,
         )  # fmt: skip
     _check_outputs(request, output, cluster_out)
-    found = measure(request, bar=not as_json)
+    found = measure(request, not as_json, lambda measured: _keep(output, measured))
     if warning := unsteady(found):
         print(f"psgc profile: warning: {warning}", file=sys.stderr)
     if cluster_out is not None:
@@ -91,11 +91,10 @@ def profile(
 
         cluster, comments = cluster_of(request, found, detect())
         _write(cluster_out, cluster.to_toml(comments))
-    document = found.to_json()
     if output is not None:
-        _write(output, json.dumps(document, indent=1))
+        _write_profile(output, found)
     if as_json:
-        print(json.dumps(document))
+        print(json.dumps(found.to_json()))
     else:
         _tell(found)
 
@@ -127,6 +126,17 @@ def _check_outputs(request: Request, output: Path | None, cluster_out: Path | No
         raise UsageError("profile: -o writes a model's profile; give --model, --script or --trace, too (--cluster-out writes links alone)")
     if cluster_out is not None and request.transport is None and request.inter is None:
         raise UsageError("profile: --cluster-out without links; give --links, or --inter-gbps and --inter-latency-us")
+
+
+def _keep(output: Path | None, measured: Profile) -> None:
+    """Write what the job has measured, so that whoever ends the command meanwhile has it."""
+    if output is not None:
+        _write_profile(output, measured)
+        print(f"psgc profile: {output} has what the job has measured; what is measured now is added at the end", file=sys.stderr)
+
+
+def _write_profile(output: Path, found: Profile) -> None:
+    _write(output, json.dumps(found.to_json(), indent=1))
 
 
 def _write(path: Path, text: str) -> None:

@@ -18,6 +18,7 @@ from psgc.codecs.figures import FIGURES
 from psgc.codecs.registry import kit_codecs, parse_codec, parse_scheme, plugin_codecs, registered_codecs, registered_schemes
 from psgc.codecs.relay import RelayCodec, join_payloads
 from psgc.codecs.scheme import BucketContext, PairScheme, Round, Scheme
+from psgc.errors import CodecError
 
 PART: Final = 1 << 20  # elements of a 4 MiB fp32 part
 SHAPE: Final = (1024, PART // 1024)  # of the matrix that low rank is measured on
@@ -32,11 +33,32 @@ class Figures(NamedTuple):
     nmse_heavy: float
 
 
-def catalogue() -> list[dict[str, Any]]:
-    """One entry for each codec and scheme, at its default parameters. Those of other packages are measured now, and name their distribution."""
+def catalogue(broken: list[str] | None = None) -> list[dict[str, Any]]:
+    """One entry for each codec and scheme, at its default parameters. Those of other packages are measured now, and name their distribution. broken: gets a
+    line for each of theirs that does not work and so has no entry; None: the first such raises its error."""
     own = [_entry(name, one, Figures(*FIGURES[name]) if name in FIGURES else _measured(one)) for name, one in _own().items()]
-    others = [(name, _plugin(name), package) for name, package in plugin_codecs().items()]
-    return own + [_entry(name, one, _measured(one)) | {"distribution": package} for name, one, package in others]
+    return own + _others(broken)
+
+
+def _others(broken: list[str] | None) -> list[dict[str, Any]]:
+    """The entries of other packages' codecs; ``broken`` as of ``catalogue``."""
+    found = []
+    try:
+        for name, package in plugin_codecs().items():
+            try:
+                one = _plugin(name)
+                found.append(_entry(name, one, _measured(one)) | {"distribution": package})
+            except Exception as error:  # whatever another package does
+                if broken is None:
+                    raise
+                broken.append(
+                    str(error) if isinstance(error, CodecError) else f"codec {name} of {package}: {type(error).__name__}: {error}"
+                )
+    except CodecError as error:  # of a name that is taken
+        if broken is None:
+            raise
+        broken.append(str(error))
+    return found
 
 
 def measured_figures() -> dict[str, Figures]:

@@ -10,7 +10,22 @@ from psgc.scheduler.rendezvous import Gathering
 
 
 class Overdue(Exception):
-    """What is awaited is later than the limit; the text says what."""
+    """What is awaited is later than the limit; the text says what. ranks: those that are awaited."""
+
+    def __init__(self, text: str, ranks: list[int]) -> None:
+        super().__init__(text)
+        self.ranks = ranks
+
+
+def in_turn(awaited: Iterable[int], gatherings: Iterable[Gathering]) -> str:
+    """The end of a line on ranks that were awaited for too long: what they wait for themselves, if that is other ranks; else empty. gatherings: those at
+    which workers wait for workers."""
+    for gathering in sorted(gatherings, key=lambda each: each.since):
+        ranks = sorted(gathering.came.intersection(awaited))
+        if ranks and gathering.missing:
+            who = ", ".join(map(str, ranks[:8])) + (" ..." if len(ranks) > 8 else "")
+            return f"; rank(s) {who} have come to {gathering.what}, which awaits {gathering.awaited}: every rank must make the same calls"
+    return ""
 
 
 class Lateness:
@@ -40,5 +55,6 @@ class Lateness:
         if oldest.of_servers:
             text += ": they load its codec's kernels, or compile them (`psgc warm` does that ahead)"
         if waited > self._limit_s:
-            raise Overdue(f"{text}, more than the limit of {self._limit_s:.0f} s (PSGC_STEP_TIMEOUT_S)")
+            ranks = [] if oldest.of_servers else oldest.missing
+            raise Overdue(f"{text}, more than the limit of {self._limit_s:.0f} s (PSGC_STEP_TIMEOUT_S)", ranks)
         return text if self._late.setdefault(kind, Reminder(oldest.since)).due(now, self._silence_s) else ""

@@ -18,7 +18,7 @@ from psgc.scheduler.actions import Action, End, Keep, Log, Send
 from psgc.scheduler.admission import Admission
 from psgc.scheduler.deaths import Deaths
 from psgc.scheduler.job import Job
-from psgc.scheduler.lateness import Lateness, Overdue
+from psgc.scheduler.lateness import Lateness, Overdue, in_turn
 from psgc.scheduler.records import Left, Record
 from psgc.scheduler.rendezvous import Gathering
 from psgc.scheduler.roster import Member
@@ -178,7 +178,7 @@ class Membership(Job):
         if left and notice.code == ErrorCode.BROKEN_GROUP:
             ranks = ", ".join(map(str, left))
             text = f"rank(s) {ranks} left the job, but others go on: every rank must run the same number of steps ({text})"
-        return self.abort(text, now)
+        return self.abort(text + in_turn(notice.awaited, self._gatherings()), now)
 
     def _launcher_ended(self, peer: bytes, text: str) -> list[Action]:
         """Its members may still save and leave in order. Before everyone is there it may be started once more, and nothing is lost."""
@@ -307,7 +307,7 @@ class Membership(Job):
         try:
             texts = self._lateness.tick(self.agreements.by_kind(), now)
         except Overdue as overdue:
-            return self.abort(str(overdue), now)
+            return self.abort(f"{overdue}{in_turn(overdue.ranks, self._gatherings())}", now)
         actions: list[Action] = []
         for text in texts:
             actions += [Log(logging.WARNING, text), *self.tell_workers(text)]

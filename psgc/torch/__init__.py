@@ -1,5 +1,7 @@
 """What users import: ``import psgc.torch as psgc``. Names and meanings follow BytePS and Horovod; docstrings say where psgc differs."""
 
+from typing import TYPE_CHECKING
+
 from psgc.processes.checkpoints import saving
 from psgc.torch.ddp.data_parallel import DistributedDataParallel
 from psgc.torch.ddp.hook import ddp_hook
@@ -14,6 +16,7 @@ from psgc.torch.optimizers.onebit_adam import OneBitAdam
 from psgc.torch.optimizers.zero_one_adam import ZeroOneAdam
 from psgc.torch.rarely.decoupled import Decoupled
 from psgc.torch.rarely.diloco import DiLoCo, local_sgd
+from psgc.torch.session import horovod as _horovod
 from psgc.torch.session.api import (
     barrier,
     current_session,
@@ -104,3 +107,8 @@ __all__ = [
     "suspend",
     "synchronize",
 ]
+
+if not TYPE_CHECKING:  # else every name would be known to type checkers
+
+    def __getattr__(name: str) -> None:
+        raise _horovod.missing(name)

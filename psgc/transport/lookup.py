@@ -42,6 +42,16 @@ class Lookup:
             return self._found
         raise self._error or OSError(errno.EAGAIN, f"{self._host!r} is being looked up")
 
+    def trouble(self) -> str:
+        """Why the name has no address, for as much as is known; empty if it has one. The name is looked up again, for the next call."""
+        try:
+            self.addresses(again=True)
+        except socket.gaierror as error:
+            return error.strerror or str(error)
+        except OSError:
+            return "the name service has not answered"
+        return ""
+
     def _look(self) -> None:
         try:
             self._found, self._error = lookup(self._host, self._port), None

@@ -212,6 +212,7 @@ class Notice:
 
     code: int
     text: str
+    awaited: tuple[int, ...] = field(default=(), metadata=LEFT_OUT_IF_EMPTY)  # FAULT: the ranks that a server has awaited for too long
 
 
 Record = TypeVar("Record")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from psgc.codecs import parse_codec, parse_pair, parse_scheme, registry
 from psgc.codecs.catalogue import catalogue
@@ -153,6 +154,26 @@ def test_a_scheme_of_another_package_is_found_by_its_name_and_compared_by_its_so
     with pytest.raises(CodecError, match="codec lowrank answers by a rule of its own: write 'lowrank' by itself, not as one of a pair"):
         parse_scheme("int8/lowrank")
     assert catalogue()[-1]["name"] == "lowrank", "psgc codecs measures it, too"
+
+
+BREAKS = f"{CAST.replace('mine', 'breaks').replace('40000', '40001')}\n    def encode(self, *given):\n        raise OSError('no disk')\n"
+
+
+def test_codecs_that_do_not_work_are_told_beside_the_list_of_the_others(installed: Install, capsys: pytest.CaptureFixture[str]) -> None:
+    installed("broken", "0.1", {"absent": "no_such_module:Absent"}, {})
+    installed("gear", "1.0", {"breaks": "breaks_codec:Mine"}, {"breaks_codec.py": BREAKS})
+    installed("tools", "2.5", {"mine": "mine_codec:Mine"}, {"mine_codec.py": CAST})
+    with pytest.raises(typer.Exit) as ended:
+        codecs.codecs(as_json=True)
+    out, err = capsys.readouterr()
+    assert ended.value.exit_code == 2
+    assert [entry["name"] for entry in json.loads(out) if "distribution" in entry] == ["mine"]
+    assert sorted(err.splitlines()) == [
+        "psgc: codec absent of broken 0.1: no_such_module:Absent cannot be loaded: ModuleNotFoundError: No module named 'no_such_module'",
+        "psgc: codec breaks of gear 1.0: OSError: no disk",
+    ]
+    with pytest.raises((CodecError, OSError)):
+        catalogue()
 
 
 def with_path(job: Any, folder: Path) -> Any:

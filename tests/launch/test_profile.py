@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from psgc.codecs import registered_codecs
+from psgc.errors import PsgcError
 from psgc.launch.cli import main
 from psgc.launch.profiling.curves import DEFAULT_CODECS, curve_codecs, measure_curves
 from psgc.launch.profiling.links import MOST_GBPS, PARTS_IN_FLIGHT, SIZES, Trips, fit, fit_group
@@ -24,7 +25,7 @@ from psgc.launch.topology import Topology
 from psgc.plan.inputs.carriers import CarrierCosts, read_carriers
 from psgc.plan.inputs.cluster import Link, load_cluster
 from psgc.plan.inputs.observed import LEAST_ITERATIONS
-from psgc.plan.inputs.profile import CostCurve, Profile, Spread, load_profile
+from psgc.plan.inputs.profile import CostCurve, Profile, Spread, computed_profile, load_profile
 from tests.plan.commands import psgc
 from tests.preloaded import run_preloaded
 
@@ -55,6 +56,24 @@ def test_a_job_of_two_workers_is_profiled_and_ended(tmp_path: Path) -> None:
     assert set(found.spread) >= {"backward_us", "forward_us"}
     assert found.curve("none", "server") is not None
     assert not [line for line in done.stderr.splitlines() if line.startswith("psgc run:") or " E " in line], "everybody left in order"
+
+
+def test_what_a_job_has_measured_is_kept_before_codecs_are_timed_and_plans_take_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured, path = computed_profile("vgg16", "v100"), tmp_path / "profile.json"
+    monkeypatch.setattr("psgc.launch.profiling.job.profile_job", lambda *asked: replace(measured, codecs={}))
+    found: list[Profile] = []
+
+    def ended(*asked: Any) -> Any:
+        found.append(load_profile(str(path)))
+        raise PsgcError("ended here")
+
+    monkeypatch.setattr("psgc.launch.profiling.curves.measure_curves", ended)
+    done = psgc("profile", "--script", "-o", str(path), "--", sys.executable, str(JOB))
+    assert done.returncode != 0 and "ended here" in done.stderr
+    assert [one.tensors for one in found] == [measured.tensors], "before the first codec is timed"
+    assert f"{path} has what the job has measured; what is measured now is added at the end" in done.stderr
+    planned = psgc("plan", "--profile", str(path), "--codecs", "none,int8", "-o", str(tmp_path / "plan.json"))
+    assert planned.returncode == 0, planned.stderr
 
 
 def test_a_job_that_ends_too_soon_is_a_failure_that_says_so() -> None:

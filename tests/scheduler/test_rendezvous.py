@@ -66,6 +66,39 @@ def test_what_is_awaited_is_named_and_fails_at_its_limit(what: str) -> None:
     assert named == len(SAID_AT)
     assert f"{what} has awaited rank(s) 1" in aborted(actions)
     assert "PSGC_STEP_TIMEOUT_S" in aborted(actions)
+    assert "every rank must make the same calls" not in aborted(actions), "rank 1 waits for nobody"
+
+
+LATE = "server 0: step 5 of key 1.0.0 (w) has awaited rank(s) 0 for 600 s, more than the limit of 600 s (PSGC_STEP_TIMEOUT_S)"
+
+
+def test_what_an_awaited_rank_waits_for_itself_is_part_of_the_last_line() -> None:
+    job = complete(nodes=3)
+    job.declare("w0", declaration("push_pull.val"), plan=1)
+    text = aborted(job.say("s0", Kind.FAULT, Notice(0, LATE, (0,))))
+    assert text == (
+        f"{LATE}; rank(s) 0 have come to the declaration of 'push_pull.val', which awaits rank(s) 1, 2: every rank must make the same calls"
+    )
+
+
+def test_what_others_than_the_awaited_rank_wait_for_is_not() -> None:
+    job = complete(nodes=3)
+    job.declare("w1", declaration("push_pull.val"), plan=1)
+    assert aborted(job.say("s0", Kind.FAULT, Notice(0, LATE, (0,)))) == LATE
+
+
+def test_two_meetings_that_await_each_others_ranks_are_both_named_at_the_limit() -> None:
+    job = complete()
+    job.say("w0", Kind.BARRIER, step=1)
+    job.declare("w1", declaration("push_pull.val"), plan=1)
+    actions = []
+    while not sent(actions, Kind.ABORT):
+        job.hear_everyone()
+        actions = job.tick(1)
+    assert aborted(actions) == (
+        f"barrier 1 has awaited rank(s) 1 for {STEP_S + 1:.0f} s, more than the limit of {STEP_S:.0f} s (PSGC_STEP_TIMEOUT_S); "
+        "rank(s) 1 have come to the declaration of 'push_pull.val', which awaits rank(s) 0: every rank must make the same calls"
+    )
 
 
 # declarations

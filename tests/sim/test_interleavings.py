@@ -466,6 +466,7 @@ def test_a_step_is_not_late_and_no_job_ends_while_the_awaited_rank_goes_on_with_
     assert server.tick(58.0)[1] == []
     (fault,) = server.tick(59.5)[1]
     assert "more than the limit of 30 s (PSGC_STEP_TIMEOUT_S)" in fault.text
+    assert fault.awaited == (1,)
 
 
 def test_a_server_that_was_down_hears_of_a_retired_layout_when_it_is_back() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,8 +16,10 @@ import pytest
 
 import psgc.torch as psgc
 from psgc.errors import JobFailed, UsageError
+from psgc.torch.session.horovod import INSTEAD
 from tests.preloaded import run_preloaded
 
+BYTEPS_PAGE = Path(__file__).parents[2] / "docs" / "byteps.md"
 CALLS: list[Any] = [psgc.rank, psgc.size, psgc.local_rank, psgc.local_size, psgc.barrier]
 
 
@@ -203,3 +206,16 @@ def test_a_failed_session_raises_at_the_next_call() -> None:
     psgc.session.api.current_session().fail("rank 0 ended with lost")
     with pytest.raises(JobFailed, match="lost"):
         psgc.barrier()
+
+
+def test_horovods_names_say_what_does_the_same_and_the_page_has_each() -> None:
+    page = BYTEPS_PAGE.read_text().split("## From Horovod\n")[1].split("\n## ")[0]
+    for name, instead in INSTEAD.items():
+        assert not hasattr(psgc, name)
+        with pytest.raises(AttributeError, match=f"^psgc.torch has no '{name}', a name of Horovod's: {re.escape(instead)} "):
+            getattr(psgc, name)
+        assert f"`{name}`" in page, name
+        if instead.startswith("use ") and "average=" not in instead.split()[1]:
+            assert hasattr(psgc, re.match(r"use (\w+)", instead)[1])  # type: ignore[index]
+    with pytest.raises(AttributeError, match=r"^psgc.torch has no 'push_pul'$"):
+        psgc.push_pul  # type: ignore[attr-defined]  # noqa: B018

@@ -63,6 +63,15 @@ def test_a_job_is_not_left_before_its_loop_is_over() -> None:
     psgc.resume(1, 0, 0)
 
 
+@pytest.mark.parametrize("total", [-1, 2.0])
+def test_a_number_of_steps_that_cannot_be_is_refused(total: Any) -> None:
+    model, optimizer, _ = made(0)
+    elastic = psgc.Elastic(model=model, optimizer=optimizer)
+    with pytest.raises(UsageError, match=r"Elastic.steps\(\) of (-1|2.0): expected a whole number of at least 0"):
+        list(elastic.steps(total))
+    assert list(elastic.steps(0)) == []
+
+
 def test_a_seed_gives_each_step_and_rank_its_own_numbers_again() -> None:
     drawn = []
     for _ in range(2):

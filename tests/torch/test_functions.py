@@ -15,7 +15,7 @@ import psgc.torch as psgc
 from psgc.codecs import Stream, parse_codec, parse_pair, parse_scheme
 from psgc.codecs.codec import Codec
 from psgc.codecs.common import script_functions as known
-from psgc.errors import CodecError, PayloadError
+from psgc.errors import CodecError, PayloadError, UsageError
 
 MANUAL = Path(__file__).parents[2] / "docs" / "writing-a-codec.md"
 STREAM = Stream(0, 1, 0, 0)
@@ -232,3 +232,10 @@ def test_functions_that_fail_in_a_job_end_it_by_name(make_job: Callable[..., Any
     workers = job.whole(job=str(script))
     assert all(job.end().values()), job.text()
     assert all("codec mine: decompress gave 95 elements" in worker.last_line for worker in workers), job.text()
+
+
+@pytest.mark.parametrize(("pair", "which"), [((None, back), "compress"), ((as_is, b"bytes"), "decompress")])
+def test_what_is_no_function_is_refused_at_once(names: dict[str, Any], pair: Any, which: str) -> None:
+    with pytest.raises(UsageError, match=rf"register_functions: {which} of 'mine' is a (NoneType|bytes), expected a function"):
+        psgc.register_functions("mine", *pair)
+    assert not names

@@ -200,6 +200,13 @@ def test_what_is_no_tensor_or_no_name_is_refused_before_the_job_hears_of_it(rank
         "the first argument is the optimizer, .* got the class SGD": lambda: psgc.DistributedOptimizer(cast("Any", torch.optim.SGD)),
         "got a generator": lambda: psgc.DistributedOptimizer(cast("Any", model.named_parameters()), cast("Any", sgd)),
         "broadcast_optimizer_state: .* got a Linear": lambda: psgc.broadcast_optimizer_state(cast("Any", model)),
+        "named_parameters: expected model.named_parameters.., got a Linear": lambda: psgc.DistributedOptimizer(sgd, cast("Any", model)),
+        "broadcast_parameters: expected .name, tensor. pairs, got a Linear; pass": lambda: psgc.broadcast_parameters(cast("Any", model)),
+        "OneBitAdam: expected model.named_parameters.., got a SGD": lambda: psgc.OneBitAdam(cast("Any", sgd), warmup_steps=3),
+        "ZeroOneAdam: expected model.named_parameters.., got a Linear": lambda: psgc.ZeroOneAdam(
+            cast("Any", model), warmup_steps=3, local_growth=2
+        ),
+        "DeMo: expected model.named_parameters.., got a SGD": lambda: psgc.DeMo(cast("Any", sgd)),
         "expected .name, parameter. pairs": lambda: psgc.DistributedOptimizer(sgd, cast("Any", enumerate(model.parameters()))),
     }
 

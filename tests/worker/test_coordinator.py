@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import socket
 import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -88,6 +90,38 @@ def test_a_scheduler_that_does_not_answer_is_named_with_how_long_it_has_been_awa
         "waiting for the scheduler at tcp://127.0.0.1:9, for 5 s so far: nothing answers there; is it started, and are DMLC_PS_ROOT_URI and "
         "DMLC_PS_ROOT_PORT the same everywhere?"
     ]
+    coordinator.close()
+
+
+def test_a_name_without_an_address_is_told_and_is_waited_for(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """In Kubernetes it may come later."""
+    known, looked = threading.Event(), threading.Event()
+
+    def found(host: str, port: int) -> Any:
+        looked.set()
+        if known.is_set():
+            return [(socket.AF_INET, ("10.0.0.1", port))]
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(module, "Dealer", lambda *_: Connection(0))
+    monkeypatch.setattr("psgc.transport.lookup.lookup", found)
+    monkeypatch.setattr("psgc.transport.lookup.PATIENCE_S", None)  # what is looked up is known
+    coordinator = Coordinator(None, Config(root_host="10.0.0.l", root_port=9, job=1), Membership(), Owner())  # type: ignore[arg-type]
+    for tick in range(30):
+        coordinator.tick(coordinator.began + tick * module.TICK_S)
+    assert looked.is_set()
+    assert [record.getMessage() for record in caplog.records] == [
+        "waiting for the scheduler at tcp://10.0.0.l:9, for 5 s so far: its name has no address (Name or service not known), and is looked up again; "
+        "is DMLC_PS_ROOT_URI=10.0.0.l right?"
+    ]
+    known.set()
+    lookup, limit = coordinator._admission._lookup, time.monotonic() + 60
+    while lookup.trouble() and time.monotonic() < limit:
+        time.sleep(0.01)
+    assert lookup.trouble() == ""
+    for tick in range(30, 62):
+        coordinator.tick(coordinator.began + tick * module.TICK_S)
+    assert "nothing answers there; is it started" in caplog.records[-1].getMessage()
     coordinator.close()
 
 

@@ -130,6 +130,8 @@ class Elastic(api.Member):
         """The numbers of the steps, from ``first`` up to ``total`` - 1, once: in a process that takes a dead one's place, from the step on that the others are
         in. first: how many steps an earlier job has taken, whose checkpoint this one goes on from, the same on all ranks; ``seed`` goes on with it.
         After the last one all ranks meet. Raises UsageError where it is called twice."""
+        if not hasattr(total, "__index__") or total < 0:
+            raise UsageError(f"{WHOSE}.steps() of {total!r}: expected a whole number of at least 0")
         if self._begun:
             raise UsageError(f"{WHOSE}.steps() was gone through before; do what comes between two parts of a training inside the one loop")
         if first < 0:

@@ -28,7 +28,7 @@ from psgc.torch.auto.observing import observe
 from psgc.torch.gradients.momenta import Momenta
 from psgc.torch.optimizers.adam_step import Options, adam_step, check_options, own_update, take_over
 from psgc.torch.optimizers.averaging import Distributed
-from psgc.torch.optimizers.wrapping import check_passes, pairs_of, parameter_spec
+from psgc.torch.optimizers.wrapping import check_passes, pairs_of, parameter_spec, refuse_no_parameters
 from psgc.torch.plans.choice import Choice, refuse_asynchronous
 from psgc.torch.session import api
 from psgc.torch.session.backup import refuse_backup
@@ -52,6 +52,7 @@ class FrozenVarianceAdam(Distributed):
     ) -> None:  # fmt: skip
         check_options(type(self).__name__, lr, betas, eps)
         check_passes(backward_passes_per_step)
+        refuse_no_parameters(params, type(self).__name__)
         session = api.current_session()
         refuse_replaceable(session, "an optimizer that sends momenta")
         refuse_backup(session, "an optimizer that sends momenta")

@@ -20,7 +20,7 @@ from psgc.codecs import BucketContext, Stream, parse_scheme
 from psgc.codecs.outer import CHUNK, SIDE, numel_in_squares, sides_of
 from psgc.codecs.relay import join_payloads
 from psgc.errors import NonFiniteError, UsageError
-from psgc.torch.optimizers.wrapping import refuse_copy
+from psgc.torch.optimizers.wrapping import refuse_copy, refuse_no_parameters
 from psgc.torch.session import api
 from psgc.torch.session.backup import refuse_backup
 from psgc.torch.session.replaceable import refuse_replaceable
@@ -64,6 +64,7 @@ class DeMo(torch.optim.Optimizer):
     def __init__(
         self, named_parameters: Named, lr: float = 1e-3, *, decay: float = 0.999, k: int = 32, weight_decay: float = 0.0
     ) -> None:  # fmt: skip
+        refuse_no_parameters(named_parameters, "DeMo")
         given = list(named_parameters)
         if any(not isinstance(each, tuple) for each in given):
             raise UsageError("DeMo: expected model.named_parameters(), whose names are the same on every rank")

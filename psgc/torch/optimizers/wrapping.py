@@ -72,6 +72,12 @@ def pairs_of(given: Any, taken: Iterable[str], group: int, by: str) -> list[tupl
     return pairs
 
 
+def refuse_no_parameters(given: Any, by: str) -> None:
+    """Raise UsageError for what has no parameters to go through, such as a model or another optimizer. by: the argument, or the call that it was given to."""
+    if not isinstance(given, Iterable):
+        raise UsageError(f"{by}: expected model.named_parameters(), got a {type(given).__name__}")
+
+
 def parameter_spec(parameter: torch.Tensor, name: str, group: int = 0) -> TensorSpec:
     """group: of its optimizer's, where each needs buckets of its own."""
     return spec_of(parameter, name, f"parameter {name!r}", group)
@@ -98,6 +104,7 @@ def names_of(
     mine = {parameter: name for _, name, parameter in named_parameters_of(optimizer)}
     if named_parameters is None:
         return mine
+    refuse_no_parameters(named_parameters, "named_parameters")
     pairs = list(named_parameters)
     if any(
         not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) and isinstance(pair[1], torch.Tensor))

@@ -52,6 +52,11 @@ def broadcast_parameters(params: NamedTensors, root_rank: int = 0, prefix: str =
     params: a ``state_dict()``, ``named_parameters()``, or any mapping or pairs of names and tensors, the same on every rank. None
     values are ignored. Raises UsageError for a value that is no tensor, LayoutMismatch if ranks differ, naming the first tensor.
     """
+    given: Any = params
+    if not isinstance(given, Iterable):
+        raise UsageError(
+            f"broadcast_parameters: expected (name, tensor) pairs, got a {type(given).__name__}; pass model.state_dict() or model.named_parameters()"
+        )
     pairs = params.items() if isinstance(params, Mapping) else params
     named: list[tuple[str, torch.Tensor]] = []
     for pair in pairs:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from psgc.codecs import registry
 from psgc.codecs.common.script_functions import Functions
-from psgc.errors import CodecError, PayloadError
+from psgc.errors import CodecError, PayloadError, UsageError
 from psgc.torch.tensors.buffers import TORCH_DTYPES
 
 Bytes = NDArray[np.uint8]
@@ -47,8 +47,12 @@ def register_functions(
     bytes_per_element, extra_bytes: a payload of n elements takes at most ``bytes_per_element * n + extra_bytes``.
     feedback:  psgc keeps what was not sent and adds it to the next step's gradient.
 
-    Both are called from psgc's threads, without autograd. Raises CodecError for a name that is taken.
+    Both are called from psgc's threads, without autograd. Raises CodecError for a name that is taken, UsageError for what is no function.
     """
+    given: dict[str, Any] = {"compress": compress, "decompress": decompress}
+    for which, function in given.items():
+        if not callable(function):
+            raise UsageError(f"register_functions: {which} of {name!r} is a {type(function).__name__}, expected a function")
 
     def write(p: NDArray[np.float32]) -> Bytes:
         with torch.no_grad():
