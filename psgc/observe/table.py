@@ -53,7 +53,7 @@ def _by_key(field: str, number: int) -> Callable[[Report, Report], Value]:
 
 
 FIGURES: Final = (
-    Figure("steps", "", "worker", lambda now, _: now.steps, "steps that its optimizers have applied", "steps_total"),
+    Figure("steps", "", "worker", lambda now, _: now.steps, "steps that its optimizers have applied; of `DiLoCo`, exchanges", "steps_total"),
     Figure("step_ms", "ms", "worker", lambda now, _: now.step_us / 1e3 or None, "the median of its last 64 steps", "step_seconds", 1e-3),
     Figure(
         "compute_ms", "ms", "worker", lambda now, _: now.compute_us / 1e3 or None,

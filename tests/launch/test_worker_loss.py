@@ -648,6 +648,7 @@ def test_what_another_process_could_not_take_part_in_is_refused(launched: Any, t
 
 
 ALONE = """
+import os, sys, time
 import torch
 import psgc.torch as psgc
 from psgc.errors import UsageError
@@ -662,7 +663,10 @@ def told(members):
             call()
         except UsageError as error:
             print(error, flush=True)
-    model(torch.ones(3)).sum().backward()
+    open(f"{sys.argv[1]}{psgc.rank()}", "w").close()
+    while not all(os.path.exists(f"{sys.argv[1]}{rank}") for rank in range(2)):
+        time.sleep(0.01)
+    model(torch.ones(3)).sum().backward()  # which ends the job
 
 next(psgc.Elastic(model=model, optimizer=optimizer).steps(2))
 """
@@ -671,7 +675,7 @@ next(psgc.Elastic(model=model, optimizer=optimizer).steps(2))
 def test_nothing_is_synchronised_where_a_process_in_a_dead_ones_place_is_told_alone(launched: Any, tmp_path: Path) -> None:
     script = tmp_path / "alone.py"
     script.write_text(ALONE)
-    status, out, err = launched.end(launched.psgc("run", "--no-prefix", "--", sys.executable, str(script), **WAIT))
+    status, out, err = launched.end(launched.psgc("run", "--no-prefix", "--", sys.executable, str(script), str(tmp_path / "told"), **WAIT))
     says = "on_membership's callback: a process that takes a dead worker's place is told alone, at its first step"
     assert (status, out.count(says)) == (1, 6), (out, err)
     assert says in err.strip().splitlines()[-1], err

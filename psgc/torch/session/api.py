@@ -227,6 +227,7 @@ def shutdown() -> None:
         session.close()
         if not session.failed:
             left_in_order()
+        if not (session.failed or (session.config.solo and ending.raised())):
             run_report.tell_end(session)
             without_effect.tell_end(session)
 

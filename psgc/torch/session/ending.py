@@ -33,6 +33,11 @@ def install(session: Callable[[], Session | None], awaited: Callable[[], Config 
         sys.excepthook = watch(session, sys.excepthook, awaited)
 
 
+def raised() -> bool:
+    """Whether an uncaught error has ended the script."""
+    return _Watch._seen is not None
+
+
 def tell_ranks(error: BaseException) -> None:
     """As the hook does, for whoever catches the script's error in its place: have the other ranks told, unless they have told us."""
     hook = sys.excepthook
