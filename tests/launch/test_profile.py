@@ -72,7 +72,7 @@ def test_what_a_job_has_measured_is_kept_before_codecs_are_timed_and_plans_take_
     assert done.returncode != 0 and "ended here" in done.stderr
     assert [one.tensors for one in found] == [measured.tensors], "before the first codec is timed"
     assert f"{path} has what the job has measured; what is measured now is added at the end" in done.stderr
-    planned = psgc("plan", "--profile", str(path), "--codecs", "none,int8", "-o", str(tmp_path / "plan.json"))
+    planned = psgc("plan", "--profile", str(path), "--cluster", "espresso-nvlink", "--codec", "int8", "-o", str(tmp_path / "plan.json"))
     assert planned.returncode == 0, planned.stderr
 
 
