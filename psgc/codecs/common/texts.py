@@ -21,9 +21,9 @@ def split_texts(text: str) -> list[str]:
 
 def split_text(text: str) -> tuple[str, dict[str, str]]:
     """Name and parameters of ``name`` or ``name:key=value,...``. Raises CodecError."""
-    name, colon, rest = text.strip().partition(":")
+    name, _, rest = text.strip().partition(":")
     parameters: dict[str, str] = {}
-    for item in rest.split(",") if colon else ():
+    for item in filter(None, rest.split(",")):  # none after the colon: as programs write a name with whatever parameters there are
         key, equals, value = item.partition("=")
         if not equals or not key or not value:
             raise CodecError(f"codec {name}: parameter {item!r} is not key=value")
