@@ -113,9 +113,11 @@ def main() -> None:
         with psgc.DiLoCo(model, inner, every=EVERY):
             train(model, [inner], 10 - psgc.rank())
         print(f"ended: {digest(model)}", flush=True)
-    elif how == "unfinished":
-        psgc.DiLoCo(model, inner, every=EVERY, codec="int4", fragments=2)
-        train(model, [inner], 10)
+    elif how in ("unfinished", "saved"):
+        outside = psgc.DiLoCo(model, inner, every=EVERY, codec="int4", fragments=2)
+        train(model, [inner], 11)
+        if how == "saved":
+            outside.state_dict()
     elif how == "never-stepped":
         psgc.DiLoCo(model, inner, every=EVERY)
         train(model, [sgd(model)], 10)

@@ -54,7 +54,12 @@ def test_who_forgets_to_finish_is_told_and_lines_count_exchanges(make_job: Make)
         in first
     )
     assert first.count("once in 4 steps, ") == 2, "each fragment's line"
-    assert "5 exchanges in 10 steps, " in first, "of two fragments, after steps 2, 4, 6, 8 and 10"
+    assert "5 exchanges in 11 steps, " in first, "of two fragments, after steps 2, 4, 6, 8 and 10"
+
+
+def test_who_has_saved_a_state_to_go_on_from_has_forgotten_nothing(make_job: Make) -> None:
+    first, _ = texts(make_job, "saved")
+    assert "5 exchanges in 11 steps, " in first and "different parameters" not in first
 
 
 @pytest.mark.parametrize("how", ["never-stepped", "never-stepped-block"])

@@ -52,8 +52,8 @@ class DiLoCo:
                 loss(model(x), y).backward()
                 inner.step()
 
-    Every rank makes it, with the same model and numbers; rank 0's parameters and buffers are then everyone's. Every rank must take as many steps; one
-    that a GradScaler skips counts. Leaving the block without an error gives all ranks the mean of their parameters, where they differ; without a block,
+    Every rank makes it, with the same model and numbers; rank 0's parameters and buffers are then everyone's. Every rank must come to as many exchanges; a
+    step that a GradScaler skips counts. Leaving the block without an error gives all ranks the mean of their parameters, where they differ; without a block,
     ``finish()`` does. Outer parameters and optimizer stay as they are for that. Another block of the same object goes on. Another DiLoCo of the same inner
     optimizer takes its place after that. Which parameters are trained, and which are frozen, does not change; the inner optimizer has none but the model's.
     Where each rank holds pieces of parameters (FSDP2), ``init(mesh=..., dim=...)`` first says which ranks hold the same ones, and exchange.
@@ -244,6 +244,7 @@ class DiLoCo:
         """The steps taken, outer parameters, the outer optimizer's state and what codecs keep on this rank: a file for each rank, beside the model's and the
         inner optimizer's. Every rank must ask, between the same two steps. What is under way is waited for, and is in the state: it is taken when it would have
         been."""
+        self._told.saved()
         return {
             "steps": self.steps, "met": self._met, "since": list(self._since), "fragments": [fragment.state() for fragment in self._fragments],
             "residuals": None if self._front is None else self._front.state(),

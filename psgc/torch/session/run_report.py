@@ -71,6 +71,10 @@ class Rare:
         if apart and not self.steps:
             self._say_never_stepped()
 
+    def saved(self) -> None:
+        """A state has all that is left, for a run that goes on from it."""
+        self._settled = True
+
     def tell_end(self) -> None:
         if not self.steps and not self._finished:
             self._say_never_stepped()
