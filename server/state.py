@@ -76,7 +76,7 @@ Effect = Send | SendResidual | Close | Fold | Commit | KeepLate | VersionCommit 
 class _Key:
     state: KeyState | WeightsKey
     part: int  # its position among the layout's parts on this server
-    since: float = 0.0  # when the step under way got its first contribution
+    since: float = 0.0  # of one that is active: when it became so, or when a rank that others awaited contributed
     waits: KeyWaits | None = None  # of a key whose steps wait for ranks that push their own gradients
 
 
@@ -351,7 +351,7 @@ class ServerState:
             raise RemoteProtocolError(
                 f"step {header.step} of {entry.state.spec.describe()} is outside the window", ErrorCode.OUTSIDE_WINDOW
             )
-        if not entry.state.contributions or (isinstance(entry.state, WeightsKey) and rank in entry.state.awaited()):
+        if isinstance(entry.state, WeightsKey) and rank in entry.state.awaited():
             entry.since = now
         self.contributed[entry.state.spec.layout, rank] = now
         waits, state = entry.waits, entry.state
@@ -446,8 +446,17 @@ class ServerState:
                     grown = self.windows[entry.state.spec.layout].complete(entry.part, action.result.step)
         if grown:
             effects.extend(self._window(peer, entry.state.spec.layout) for peer in self.ranks)
-        (self.active.add if entry.state.contributions else self.active.discard)(entry.state.spec.key)
+        self._note_activity(entry, now)
         return effects
+
+    def _note_activity(self, entry: _Key, now: float) -> None:
+        """A key may be active by what a former process has kept, as well as by a contribution: in each case somebody waits from now on."""
+        key = entry.state.spec.key
+        if not entry.state.contributions:
+            self.active.discard(key)
+        elif key not in self.active:
+            self.active.add(key)
+            entry.since = now
 
     def _note_closing(self, entry: _Key) -> None:
         if isinstance(entry.state, KeyState) and entry.state.late is not None:

@@ -28,6 +28,7 @@ from psgc.wire.messages import Notice, decode_body
 from psgc.worker.client import Action, Client, Failed, Greet, Result, Transmit
 
 PAYLOAD_BYTES = 8
+BOOT_S = 1e6  # what the server's clock has at the job's beginning: it counts from when the machine was started
 Delta = tuple[int, int]  # rank, its number
 
 
@@ -155,13 +156,19 @@ class WeightsJob:
 
     # the server
 
+    @property
+    def server_now(self) -> float:
+        return BOOT_S + self.now
+
     def _hear_worker(self, connection: _Connection, header: Header, payload: Any) -> None:
         if self.alive and self.server.peers.get(connection.rank) is connection:
-            self._effects(self.server.receive(connection, header, payload, self.now))
+            self._effects(self.server.receive(connection, header, payload, self.server_now))
+            if self.restarts:
+                self.faults += [fault.text for fault in self.server.tick(self.server_now)[1]]
 
     def _tell_left(self, rank: int) -> None:
         if self.alive:  # else the scheduler tells it again
-            self._effects(self.server.left(rank, self.now))
+            self._effects(self.server.left(rank, self.server_now))
 
     def _effects(self, effects: Any) -> None:
         for effect in effects:
@@ -225,7 +232,7 @@ class WeightsJob:
         else:
             assert fold.payloads == ((0, 0),), "the initial values are the root's"
             self.versions[fold.slot] = ()
-        self._effects(self.server.folded(self.key, True, PAYLOAD_BYTES, False, fold.slot, self.now))
+        self._effects(self.server.folded(self.key, True, PAYLOAD_BYTES, False, fold.slot, self.server_now))
 
     # connections
 

@@ -68,10 +68,10 @@ def test_without_initial_values_nobody_is_answered_and_who_waits_says_for_whom()
         call(*args)
     assert not job.answers
     job.server.step_timeout_s = 9.0
-    texts, (fault,) = job.server.tick(job.now + 10.0)
+    texts, (fault,) = job.server.tick(job.server_now + 10.0)
     assert "(w) has awaited its initial values from rank(s) 0 for 10 s" in texts[0] and "PSGC_STEP_TIMEOUT_S" in fault.text
     job.server.departed.add(0)
-    _, faults = job.server.tick(job.now + 10.0)
+    _, faults = job.server.tick(job.server_now + 10.0)
     assert "rank(s) 0 left the job before the initial values of" in faults[0].text
 
 
@@ -81,7 +81,7 @@ def test_a_bound_that_makes_ranks_wait_names_the_slow_one_and_the_bound() -> Non
         job.now, _, call, args = heapq.heappop(job._calls)
         call(*args)
     assert job.pushed == [3, 0], "two pushes ahead it may begin a third, and waits for the answer to it"
-    texts, _ = job.server.tick(job.now + 20.0)
+    texts, _ = job.server.tick(job.server_now + 20.0)
     assert "rank(s) 0, more than 2 steps (PSGC_STALENESS) ahead" in texts[0] and "awaited rank(s) 1 for 20 s" in texts[0]
 
 
