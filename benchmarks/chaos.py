@@ -13,7 +13,7 @@ are killed again while they come back. Each must end with the same bits; under P
     missing    under PSGC_ON_WORKER_LOSS=shrink, likewise
 
 --at-once: jobs beside each other; they rest most of the time, so that few cores are enough. Prints what was broken, and how long jobs took to go on.
-Status 1: a promise was broken.
+Status 1: a promise was broken. On SIGTERM the jobs that run are ended, and begin anew the next time.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -58,10 +59,36 @@ JOBS: Final = {
 }
 
 
+class Running:
+    """The jobs that run, each in a thread that waits for it."""
+
+    def __init__(self) -> None:
+        self._popens: set[subprocess.Popen[str]] = set()
+
+    def run(self, command: list[str], env: dict[str, str]) -> tuple[int, str]:
+        """Status and stdout."""
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as popen:
+            self._popens.add(popen)
+            out, _ = popen.communicate()
+            self._popens.discard(popen)
+        return popen.returncode, out
+
+    def end(self, *_: object) -> None:
+        """Of SIGTERM: a thread whose job has ended so begins no other."""
+        for popen in list(self._popens):
+            popen.terminate()
+        sys.exit(128 + signal.SIGTERM)
+
+
+RUNNING: Final = Running()
+
+
 def command(seed: int, name: str) -> list[str]:
     kind = JOBS[name]
     script, *arguments = kind.script
     job = [
+        sys.executable,
+        "-m",
         "psgc",
         "run",
         "--no-prefix",
@@ -97,13 +124,13 @@ def main() -> int:
             return
         print(f"seed {seed}: {name}", flush=True)
         env = {**os.environ, **JOBS[name].env}
-        ran = subprocess.run(command(seed, name), stdout=subprocess.PIPE, check=False, text=True, env=env)
+        status, out = RUNNING.run(command(seed, name), env)
         with lock:
-            if ran.returncode not in (0, 1) or not ran.stdout.strip():
-                print(f"seed {seed}: psgc chaos ended with {ran.returncode}", file=sys.stderr)
+            if status not in (0, 1) or not out.strip():
+                print(f"seed {seed}: psgc chaos ended with {status}", file=sys.stderr)
                 failed.append(seed)
                 return
-            done[job] = {"seed": seed, "job": name, "status": ran.returncode, "report": json.loads(ran.stdout)}
+            done[job] = {"seed": seed, "job": name, "status": status, "report": json.loads(out)}
             begun = given.results.exists() and not given.results.read_text().endswith(
                 "\n"
             )  # a line that an interrupted run has not finished
@@ -158,4 +185,5 @@ def waits_of(report: dict[str, Any]) -> list[float]:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, RUNNING.end)
     sys.exit(main())

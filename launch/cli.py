@@ -5,8 +5,10 @@ Each verb imports what it needs when it is called, so that --help starts at once
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Final, NoReturn
 
@@ -108,11 +110,29 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print version
 app: Final = _app()
 
 
+@contextmanager
+def _sigterm_unwinds() -> Iterator[None]:
+    """A verb that is ended by SIGTERM ends the job that it has started, as by Ctrl-C; by default it would leave it behind."""
+
+    def end(*_: object) -> None:
+        sys.exit(128 + signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    if before is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGTERM) is end:
+            signal.signal(signal.SIGTERM, before)
+
+
 def main() -> None:
-    """Entry point of ``psgc``. A user's mistake is one line on stderr and status 2, a failed job status 1."""
+    """Entry point of ``psgc``. A user's mistake is one line on stderr and status 2, a failed job status 1. What ends it ends what it has started."""
     program = typer.main.get_command(app)
     try:
-        sys.exit(program(prog_name="psgc", standalone_mode=False))
+        with _sigterm_unwinds():
+            sys.exit(program(prog_name="psgc", standalone_mode=False))
     except WRONG_USAGE as error:
         print(error_line(error, program, sys.argv[1:]), file=sys.stderr)
         sys.exit(2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,11 @@ from tests.benchmark_scripts import load
 
 
 def ran(broken: list[str]) -> Any:
-    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+    def run(command: list[str], _: dict[str, str]) -> tuple[int, str]:
         seed = int(command[command.index("--seed") + 1])
         blows = [{"kind": "kill", "role": "server", "recovered_s": 0.5 + seed}, {"kind": "stop", "role": "server", "recovered_s": None}]
         report = {"broken": broken if seed == 2 else [], "happened": 2, "blows": blows}
-        return subprocess.CompletedProcess(command, int(bool(report["broken"])), json.dumps(report))
+        return int(bool(report["broken"])), json.dumps(report)
 
     return run
 
@@ -31,7 +30,7 @@ def test_what_is_in_the_file_is_not_run_again(
     results.write_text(
         '{"seed": 0, "job": "gradients", "status": 0, "report": {"broken": [], "happened": 9, "blows": []}}\n{"seed": 1, "jo'
     )  # interrupted
-    monkeypatch.setattr(chaos.subprocess, "run", ran(broken))
+    monkeypatch.setattr(chaos.RUNNING, "run", ran(broken))
     monkeypatch.setattr(sys, "argv", ["chaos.py", "--events", "40", "--results", str(results)])
     assert chaos.main() == int(bool(broken))
     said = capsys.readouterr().out

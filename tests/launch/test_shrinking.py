@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from tests.launch.killing import Pace, until_gone
+from tests.launch.lost_machine import TwoMachines
 from tests.launch.test_worker_loss import JOB as TRAINING
 from tests.launch.test_worker_loss import SAYS, TRAINS, workers_of
-from tests.ports import free_port
 
 ROOT = Path(__file__).parent.parent.parent
 JOB = str(ROOT / "tests" / "jobs" / "shrinking.py")
@@ -175,33 +175,13 @@ def test_a_trainings_loss_is_that_of_an_undisturbed_one_within_noise(launched: A
 
 
 def test_a_machine_that_is_lost_is_missing(launched: Any, tmp_path: Path) -> None:
-    """Its launcher has ended with it."""
-    common = {
-        "DMLC_NUM_WORKER": "2",
-        "DMLC_NUM_SERVER": "1",
-        "DMLC_PS_ROOT_URI": "127.0.0.1",
-        "DMLC_PS_ROOT_PORT": str(free_port()),
-        **SHRINK,
-    }
-
-    def node(number: int) -> Any:
-        command = (sys.executable, JOB, "150", "-1", str(tmp_path / "gate"), "0")
-        return launched.psgc_launch(*command, DMLC_ROLE="worker", DMLC_WORKER_ID=str(number), **common)
-
     with Pace() as pace:
-        common |= pace.env
-        services = [launched.psgc_launch(DMLC_ROLE=role, **common) for role in ("scheduler", "server")]
-        first, lost = node(0), node(1)
-        line = launched.read_until(lost, "rank 1 step 3 ")
-        lost.kill()
-        until_gone(int(line.split()[-1]))
-        pace.over()
-        status, out, err = launched.end(first)
+        machines = TwoMachines(launched, pace, (sys.executable, JOB, "150", "-1", str(tmp_path / "gate"), "0"), SHRINK)
+        status, out, err = launched.end(machines.lose_the_second())
     assert status == 0, err
     assert re.findall(r"^rank 0 step 149 mean (\S+)", out, re.M) == ["1"]
     assert "worker 1" in err and "died: the others go on without it, 1 of 2 ranks are missing now" in err
-    assert [launched.end(service)[0] for service in services] == [0, 0]
-    launched.end(lost)
+    assert [launched.end(service)[0] for service in machines.services] == [0, 0]
 
 
 @pytest.mark.parametrize(

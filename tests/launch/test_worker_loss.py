@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.launch.killing import Pace, children, until_gone
-from tests.ports import free_port
+from tests.launch.lost_machine import TwoMachines
 
 ROOT = Path(__file__).parent.parent.parent
 JOB = str(ROOT / "tests" / "jobs" / "lost_worker.py")
@@ -696,30 +696,11 @@ def test_many_kills_at_random_steps(launched: Any, seed: int) -> None:
 
 
 def test_a_machine_that_is_lost_is_followed_by_another_with_its_number(launched: Any) -> None:
-    """Its launcher has ended with it, so somebody starts another."""
-    common = {
-        "DMLC_NUM_WORKER": "2",
-        "DMLC_NUM_SERVER": "1",
-        "DMLC_PS_ROOT_URI": "127.0.0.1",
-        "DMLC_PS_ROOT_PORT": str(free_port()),
-        **WAIT,
-    }
-
-    def node(number: int) -> Any:
-        command = (sys.executable, JOB, "30", "none", "0.02")
-        return launched.psgc_launch(*command, DMLC_ROLE="worker", DMLC_WORKER_ID=str(number), **common)
-
+    """Somebody starts another."""
     with Pace() as pace:
-        common |= pace.env
-        services = [launched.psgc_launch(DMLC_ROLE=role, **common) for role in ("scheduler", "server")]
-        first, lost = node(0), node(1)
-        line = launched.read_until(lost, "rank 1 step 3 ")
-        lost.kill()
-        lost.communicate()
-        until_gone(int(line.split()[-1]))
-        pace.over()
-        another = node(1)
-        ends = [launched.end(popen) for popen in (first, another, *services)]
+        machines = TwoMachines(launched, pace, (sys.executable, JOB, "30", "none", "0.02"), WAIT)
+        first = machines.lose_the_second()
+        ends = [launched.end(popen) for popen in (first, machines.node(1), *machines.services)]
     assert [status for status, _, _ in ends] == [0, 0, 0, 0], ends
     found = {match for _, out, _ in ends[:2] for match in re.findall(r"found (\w+)", out)}
     assert len(found) == 1 and "rank 1 found" in ends[1][1] and "replaced True" in ends[1][1], ends
