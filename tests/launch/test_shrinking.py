@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.launch.killing import Pace, until_gone
+from tests.launch.killing import Pace
 from tests.launch.lost_machine import TwoMachines
 from tests.launch.test_worker_loss import JOB as TRAINING
 from tests.launch.test_worker_loss import SAYS, TRAINS, workers_of

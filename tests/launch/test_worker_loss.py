@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.launch.killing import Pace, children, until_gone
+from tests.launch.killing import Pace, children
 from tests.launch.lost_machine import TwoMachines
 
 ROOT = Path(__file__).parent.parent.parent
