@@ -18,7 +18,9 @@ class TwoMachines:
         self.services = [launched.psgc_launch(DMLC_ROLE=role, **self._env) for role in ("scheduler", "server")]
 
     def node(self, number: int) -> subprocess.Popen[str]:
-        launcher: subprocess.Popen[str] = self._launched.psgc_launch(*self._command, DMLC_ROLE="worker", DMLC_WORKER_ID=str(number), **self._env)
+        launcher: subprocess.Popen[str] = self._launched.psgc_launch(
+            *self._command, DMLC_ROLE="worker", DMLC_WORKER_ID=str(number), **self._env
+        )
         return launcher
 
     def lose_the_second(self) -> subprocess.Popen[str]:
