@@ -158,6 +158,7 @@ class Config:
     meeting_place: str = ""  # MASTER_ADDR, where nothing else names the scheduler
     embedded: bool = False  # the workers start the scheduler and the servers themselves
     torchrun: bool = False  # ... in a process that torchrun's agent has started
+    of_agent: bool = False  # torchrun's agent, and no launcher of psgc's, has started this worker, whoever starts the servers
     scheduler_listens: bool = False  # it did before this process began to join: if nobody listens at its address, it has ended
     lonely: str = ""  # why a worker that is alone by these settings was hardly meant to be
 
@@ -256,6 +257,7 @@ class Config:
         torchrun = bool(env.get("TORCHELASTIC_RUN_ID", "").strip())
         values["embedded"] = _embedded(env, values, overrides, torchrun)
         values["torchrun"] = torchrun and values["embedded"]
+        values["of_agent"] = torchrun and values.get("role", "worker") == "worker" and not ("role" in overrides or "launcher" in values)
         if values["embedded"]:
             values.setdefault("servers", values.get("nodes", 1))
         values.setdefault("world_size", int(env["WORLD_SIZE"]) if env.get("WORLD_SIZE", "").isdigit() else 0)
@@ -349,9 +351,14 @@ class Config:
             raise ConfigError(
                 f"{asked} and PSGC_WIRE={self.wire}: servers of that wire await every worker's first process; unset one, {remedy}"
             )
-        if self.torchrun:
+        if self.of_agent:
             raise ConfigError(
                 f"{asked} under torchrun, which itself ends all workers when one dies; start the job with psgc run or psgc-launch, {remedy}"
+            )
+        if self.embedded:
+            raise ConfigError(
+                f"{asked} and PSGC_SERVERS=embedded: nobody starts another process in a dead worker's place; start the job with psgc run or psgc-launch, "
+                f"{remedy}"
             )
 
     def require_secret(self) -> None:

@@ -93,6 +93,21 @@ def test_embedded_servers_that_cannot_be_are_refused(env: dict[str, str], said: 
         Config.from_env({**env, "PSGC_SERVERS": "embedded"})
 
 
+@pytest.mark.parametrize("policy", ["wait", "shrink"])
+def test_workers_that_no_launcher_of_psgcs_has_started_are_not_replaced(policy: str) -> None:
+    others = {"DMLC_PS_ROOT_URI": "10.0.0.2", "DMLC_PS_ROOT_PORT": "9", "DMLC_NUM_WORKER": "2", "DMLC_NUM_SERVER": "1"}
+    asked = {"PSGC_ON_WORKER_LOSS": policy}
+    for env in (TORCHRUN, {**TORCHRUN, **others}, {**TORCHRUN, **others, "PSGC_SERVERS": "external"}):
+        with pytest.raises(ConfigError, match=f"^PSGC_ON_WORKER_LOSS={policy} under torchrun, which itself ends all workers"):
+            Config.from_env({**env, **asked}).require_replaceable()
+    elsewhere = {name: value for name, value in TORCHRUN.items() if name != "TORCHELASTIC_RUN_ID"}
+    with pytest.raises(ConfigError, match=f"^PSGC_ON_WORKER_LOSS={policy} and PSGC_SERVERS=embedded: nobody starts another process"):
+        Config.from_env({**elsewhere, **asked, "PSGC_SERVERS": "embedded"}).require_replaceable()
+    Config.from_env({**elsewhere, **others, **asked}).require_replaceable()
+    Config.from_env({**TORCHRUN, **others, **asked, "PSGC_LAUNCHER": "@psgc"}).require_replaceable()
+    Config.from_env({**TORCHRUN, **others, **asked}, role="worker").require_replaceable()  # a launcher of psgc's
+
+
 def test_nodes_of_different_sizes_are_counted_as_torchrun_counts_them() -> None:
     config = Config.from_env({**TORCHRUN, "WORLD_SIZE": "6", "LOCAL_WORLD_SIZE": "2", "RANK": "5"})
     assert (config.nodes, config.node, config.local_size) == (2, 1, 2)

@@ -42,7 +42,8 @@ class Admission:
             "worker", __version__, host_id(), socket.gethostname(), os.getpid(), own_start(),
             config.nodes, config.servers, config.node, config.local_rank, config.local_size, encrypt=config.encrypt,
             planned=bool(config.plan), roots=config.reduce_roots, switch=config.switch_size, asynchronous=config.async_mode,
-            session=self._session, incarnation=config.incarnation, lineage=self._lineage, shrinks=config.on_worker_loss == "shrink",
+            session=self._session, incarnation=config.incarnation, lineage=self._lineage,
+            waits=config.on_worker_loss == "wait", shrinks=config.on_worker_loss == "shrink",
         )  # fmt: skip
         return encode_body(body)
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from psgc.launch.chaos.promises import broken, fatal, reference_of
+from psgc.launch.chaos.promises import broken, fatal, reference_of, shrunk, starts_again
 from psgc.launch.chaos.recovery import bars, summary
 from psgc.launch.chaos.running import Blow, Running, can_touch_connections
 from psgc.launch.chaos.schedule import Event
@@ -17,7 +16,7 @@ from psgc.launch.chaos.schedule import Event
 @dataclass(frozen=True, slots=True)
 class Report:
     """Of one check. events: how many were asked for; ends: why the job was to end, by policy; untouched: why connections were left alone.
-    shrinks: whether means were of those that lived."""
+    shrinks: whether means were of those that lived; again: whether a job that was to end was started again, to its end in order."""
 
     seed: int
     events: int
@@ -26,6 +25,7 @@ class Report:
     ends: str = ""
     untouched: str = ""
     shrinks: bool = False
+    again: bool = False
 
     @property
     def happened(self) -> int:
@@ -76,7 +76,9 @@ class Report:
         if self.broken:
             return [*lines, *(f"BROKEN: {text}" for text in self.broken)]
         kept = (
-            f"it ended, as it should ({self.ends}), with a line that says why"
+            f"it was started again (PSGC_RESTARTS), since {self.ends}, and ended in order"
+            if self.again
+            else f"it ended, as it should ({self.ends}), with a line that says why"
             if self.ends
             else "it went on without those that were killed (PSGC_ON_WORKER_LOSS=shrink), so that results may differ, and ranks agree"
             if self.shrinks
@@ -93,19 +95,19 @@ def check(
     if untouched and any(event.kind in ("cut", "slow") for event in events):
         say(f"no connection will be cut or slowed: {untouched}")
     say("the undisturbed run")
-    reference = reference_of(Running(command, progress, limit_s, say).through(()).run, result)
+    undisturbed = Running(command, progress, limit_s, say).through(())
+    reference = reference_of(undisturbed.run, result, undisturbed.stuck)
     say(f"the run with {len(events)} events of seed {seed}")
     running = Running(command, progress, limit_s, say, connected=not untouched)
     outcome = running.through([event for event in events if not untouched or event.kind not in ("cut", "slow")])
-    ends = fatal(outcome.killed, os.environ)
-    shrinks = "worker" in outcome.killed and os.environ.get("PSGC_ON_WORKER_LOSS", "").strip() == "shrink"
-    found = broken(outcome.run, reference, result, ends, shrinks)
+    ends, shrinks, again = fatal(outcome.killed), shrunk(outcome.killed), starts_again(outcome.killed)
+    found = broken(outcome.run, reference, result, ends, shrinks, again)
     if outcome.stuck:
         found.insert(0, outcome.stuck)
     if found:
         for line in running.last_lines:
             say(f"  {line}")
-    return Report(seed, len(events), outcome.blows, found, ends, untouched, shrinks)
+    return Report(seed, len(events), outcome.blows, found, ends, untouched, shrinks, bool(ends and again and not outcome.run.status))
 
 
 def described(event: Event) -> str:

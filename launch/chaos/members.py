@@ -54,11 +54,21 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
+def environment(pid: int) -> dict[str, str]:
+    """What it was started with; nothing for other users' processes."""
+    try:
+        data = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return {}
+    pairs = (entry.partition(b"=") for entry in data.split(b"\0"))
+    return {name.decode(errors="replace"): value.decode(errors="replace") for name, _, value in pairs if name}
+
+
 def members_of(pids: list[int]) -> list[Member]:
     """Those of these processes that are members of a job, and not processes which members have started: in the order of role and name."""
     found = []
     for pid in pids:
-        started, env = pid_started(pid), _environment(pid)
+        started, env = pid_started(pid), environment(pid)
         if _was_spare(pid):
             if started and (rank := _place_taken(pid)):
                 found.append(Member(Process(pid, started), "worker", f"worker {rank}"))
@@ -108,13 +118,3 @@ def _leads(pid: int) -> bool:
         return os.getsid(pid) == pid
     except OSError:
         return False
-
-
-def _environment(pid: int) -> dict[str, str]:
-    """What it was started with; nothing for other users' processes."""
-    try:
-        data = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return {}
-    pairs = (entry.partition(b"=") for entry in data.split(b"\0"))
-    return {name.decode(errors="replace"): value.decode(errors="replace") for name, _, value in pairs if name}

@@ -40,8 +40,10 @@ def last_of_ranks(run: Run, pattern: re.Pattern[str]) -> dict[str, str]:
     return found
 
 
-def reference_of(run: Run, pattern: re.Pattern[str]) -> Run:
-    """The undisturbed run. Raises UsageError where it cannot be a reference."""
+def reference_of(run: Run, pattern: re.Pattern[str], stuck: str = "") -> Run:
+    """The undisturbed run. stuck: why it was given up. Raises UsageError where it cannot be a reference."""
+    if stuck:
+        raise UsageError(f"chaos: undisturbed, {stuck}; name lines that it prints, or raise --limit")
     if run.status:
         raise UsageError(f"chaos: the job fails by itself, with status {run.status}: {run.last}")
     if not results_of(run, pattern):
@@ -51,24 +53,38 @@ def reference_of(run: Run, pattern: re.Pattern[str]) -> Run:
     return run
 
 
-def fatal(killed: Collection[str], env: Mapping[str, str]) -> str:
-    """Why a job may end that had members of these roles killed, by its policies; empty if it goes on."""
-    stops = {"server": "PSGC_ON_SERVER_LOSS", "scheduler": "PSGC_ON_SCHEDULER_LOSS"}
-    for role, name in stops.items():
-        if role in killed and env.get(name, "").strip() == "stop":
+def fatal(killed: Mapping[str, Mapping[str, str]]) -> str:
+    """Why a job may end that had members of these roles killed, by the policies that these were started with; empty if it goes on."""
+    for role, name in (("server", "PSGC_ON_SERVER_LOSS"), ("scheduler", "PSGC_ON_SCHEDULER_LOSS")):
+        if _policy(killed, role, name) == "stop":
             return f"{name}=stop"
-    if "worker" in killed and env.get("PSGC_ON_WORKER_LOSS", "").strip() in ("", "stop"):
-        return "a worker's death ends the job"
-    return ""
+    return (
+        "a worker's death ends the job" if "worker" in killed and _policy(killed, "worker", "PSGC_ON_WORKER_LOSS") in ("", "stop") else ""
+    )
 
 
-def broken(run: Run, reference: Run, pattern: re.Pattern[str], ends: str, shrinks: bool = False) -> list[str]:
+def shrunk(killed: Mapping[str, Mapping[str, str]]) -> bool:
+    """Whether means were of those that lived."""
+    return _policy(killed, "worker", "PSGC_ON_WORKER_LOSS") == "shrink"
+
+
+def starts_again(killed: Mapping[str, Mapping[str, str]]) -> bool:
+    """Whether the launcher may start the whole job again that had members killed (PSGC_RESTARTS)."""
+    return any(env.get("PSGC_RESTART", "").strip() for env in killed.values())
+
+
+def _policy(killed: Mapping[str, Mapping[str, str]], role: str, name: str) -> str:
+    return killed.get(role, {}).get(name, "").strip().lower()
+
+
+def broken(run: Run, reference: Run, pattern: re.Pattern[str], ends: str, shrinks: bool = False, again: bool = False) -> list[str]:
     """The promises that the run broke, as sentences. ends: why it was to end, by policy; empty: it was to go on. shrinks: the mean was to be over the living,
-    so that results may differ from the undisturbed ones, but not between ranks."""
+    so that results may differ from the undisturbed ones, but not between ranks. again: a job that was to end may have been started again instead, with the
+    results that its script's checkpoint leads to."""
     found = [f"a process was left: {left}" for left in run.left]
     if ends:
         if not run.status:
-            found.append(f"the job ended in order, but {ends}")
+            found += [] if again else [f"the job ended in order, but {ends}"]
         elif not run.last.strip() or run.last.startswith((" ", "Traceback")):
             found.append(f"the job's last line does not say why it ended: {run.last!r}")
         return found

@@ -1,6 +1,6 @@
 """Runs a job, does to its members what a schedule says, and takes down what became of it. The only module of chaos that touches processes' fates.
 
-An event comes when the one before is over: when the member is back and every worker has gone on. What is left of an event (a stopped process, slow connections)
+An event comes when the one before is over: when the member is back and workers have gone on. What is left of an event (a stopped process, slow connections)
 is undone at the end, however that comes.
 """
 
@@ -15,13 +15,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Final
 
 from psgc.errors import PsgcError
 from psgc.launch.chaos import connections
-from psgc.launch.chaos.members import Member, Process, descendants, members_of
+from psgc.launch.chaos.members import Member, Process, descendants, environment, members_of
 from psgc.launch.chaos.promises import Run
 from psgc.launch.chaos.schedule import Event
 from psgc.transport.host import pid_started
@@ -33,7 +33,7 @@ TERM_S: Final = 20.0  # of a job that is given up, from SIGTERM to SIGKILL
 
 @dataclass(slots=True)
 class Blow:
-    """An event that has happened. at_s: since the job's first step; recovered_s: until everyone had gone on; None: not yet, or never. again: it is the kill
+    """An event that has happened. at_s: since the job's first step; recovered_s: until workers had gone on; None: not yet, or never. again: it is the kill
     that follows the event's own."""
 
     event: Event
@@ -68,12 +68,13 @@ class _Open:
 
 @dataclass(slots=True)
 class Outcome:
-    """run: as the promises see it; blows: in their order; stuck: why the job was given up; killed: roles that had members killed."""
+    """run: as the promises see it; blows: in their order; stuck: why the job was given up; killed: by role that had members killed, what the first of them was
+    started with."""
 
     run: Run
     blows: list[Blow]
     stuck: str = ""
-    killed: set[str] = field(default_factory=set)
+    killed: dict[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 class _Lines:
@@ -100,9 +101,11 @@ class Running:
     def __init__(
         self, command: Sequence[str], progress: re.Pattern[str], limit_s: float, say: Callable[[str], None], connected: bool = False
     ) -> None:
-        self._limit_s, self._say, self._connected = limit_s, say, connected
+        self._progress, self._limit_s, self._say, self._connected = progress, limit_s, say, connected
         try:
-            self._popen = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            self._popen = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
+            )
         except OSError as error:
             raise PsgcError(f"chaos: {command[0]} cannot be started: {error}") from None
         assert self._popen.stdout is not None
@@ -162,12 +165,15 @@ class Running:
         if self._out.progress > self._moves:
             self._moves, self._moved = self._out.progress, now
         elif now - self._moved > self._limit_s:
-            self._outcome.stuck = f"the job has not gone on for {now - self._moved:.0f} s"
+            self._outcome.stuck = (
+                f"the job has not gone on for {now - self._moved:.0f} s: no line in that time fits --progress {self._progress.pattern!r}"
+            )
         for each in list(self._open):
             self._look_at(each, now)
 
     def _look_at(self, each: _Open, now: float) -> None:
-        """Whether an event is over: its victim, or whoever took its place, is there, and every worker has said something since."""
+        """Whether an event is over: its victim, or whoever took its place, is there, and as many lines as there are workers have been said since. Who says them
+        is not asked: lines need not tell, and where only one worker speaks, its next steps are ones that all have taken."""
         if not each.undone:
             if now < each.until:
                 return
@@ -213,9 +219,9 @@ class Running:
         return len(found) >= len(self._members) - 1
 
     def _kill(self, victim: Member, blow: Blow, now: float) -> None:
+        self._outcome.killed.setdefault(victim.role, environment(victim.process.pid) or os.environ)
         with contextlib.suppress(ProcessLookupError):
             os.kill(victim.process.pid, signal.SIGKILL)
-        self._outcome.killed.add(victim.role)
         if victim.role == "worker":
             self._killed_ranks.add(victim.name.removeprefix("worker "))
         self._note(_Open(blow, victim, now, now, undone=True, followed=blow.again), "")

@@ -27,7 +27,7 @@ PACKAGES: Final = ("torch", "numpy", "numba", "pyzmq")
 EVERYWHERE: Final = ("nodes", "servers", "root_port", "job", "encrypt", "wire")
 ON_WORKERS: Final = (
     "codec", "part_bytes", "fuse_bytes", "min_compress_bytes", "hash_fn", "hash_coefficient", "mixed_mode", "mixed_bound", "seed", "transport",
-    "late_synchronization", "async_mode", "staleness",
+    "late_synchronization", "async_mode", "staleness", "on_worker_loss",
 )  # fmt: skip
 
 

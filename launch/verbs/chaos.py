@@ -23,7 +23,7 @@ def chaos(
     kinds: Annotated[str, typer.Option(help="What happens to them: kill,stop,cut,slow.")] = "kill,stop,cut,slow",
     every: Annotated[float, typer.Option(help="Mean pause between two events, in seconds, from when the job goes on.")] = 1.0,
     limit: Annotated[float, typer.Option(help="A job that does not go on for so many seconds is given up.")] = 120.0,
-    progress: Annotated[str, typer.Option(help="Regular expression of the lines that every worker prints while it goes on.")] = r"\bstep\b",
+    progress: Annotated[str, typer.Option(help="Regular expression of lines that workers print while they go on.")] = r"\bstep\b",
     result: Annotated[
         str, typer.Option(help="Regular expression of the lines by which the disturbed run is compared with an undisturbed one.")
     ] = r"(digest|loss(es)?|found|weights)\b.*",
@@ -33,7 +33,8 @@ def chaos(
     """Run a job twice, undisturbed and with events by a seeded schedule, and check what its policies promise.
 
     A job that goes on by its policies must print the same results, bit for bit (under PSGC_ON_WORKER_LOSS=shrink the same on
-    all ranks), and end with status 0; one that ends by them must say why in its last line.
+    all ranks), and end with status 0; one that ends by them must say why in its last line,
+    unless PSGC_RESTARTS has started it again.
     Nothing may be left in either case. Prints how long the job took to go on after each event, as a histogram. Status 1: a promise was broken,
     or no event happened.
 

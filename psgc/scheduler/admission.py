@@ -199,5 +199,5 @@ def other_settings(former: Register, new: Register) -> str:
 _SETTINGS: Final = {
     "nodes": "DMLC_NUM_WORKER", "servers": "DMLC_NUM_SERVER", "local_size": "BYTEPS_LOCAL_SIZE", "roots": "BYTEPS_REDUCE_ROOTS",
     "switch": "BYTEPS_PCIE_SWITCH_SIZE", "encrypt": "PSGC_ENCRYPT", "planned": "PSGC_PLAN", "asynchronous": "PSGC_ASYNC",
-    "shrinks": "PSGC_ON_WORKER_LOSS=shrink",
+    "waits": "PSGC_ON_WORKER_LOSS=wait", "shrinks": "PSGC_ON_WORKER_LOSS=shrink",
 }  # fmt: skip

@@ -261,9 +261,8 @@ class Roster:
             return f"node {r.node}: {other.label} has {_inside(other.register)}, {new.label} has {_inside(r)}; set both alike for all workers of a node"
         if fault := fault_of(r.local_size, r.roots, r.switch):
             return f"{new.label}: {fault} ({_inside(r)}, BYTEPS_LOCAL_SIZE={r.local_size})"
-        if first.register.shrinks != r.shrinks:
-            one, none = (new, first) if r.shrinks else (first, new)
-            return f"{one.label} has PSGC_ON_WORKER_LOSS=shrink, {none.label} has not; set it alike everywhere"
+        if (policy := _on_loss(first.register)) != _on_loss(r):
+            return f"{first.label} has PSGC_ON_WORKER_LOSS={policy}, {new.label} has {_on_loss(r)}; set it alike everywhere"
         if (same := present.get(r.local_rank)) is not None:
             return (
                 f"two workers have DMLC_WORKER_ID={r.node} and local rank {r.local_rank}: {same.label} and {new.label}; "
@@ -430,6 +429,11 @@ def _inside(register: Register) -> str:
     """The reduction roots and the switch size that a worker announces for its node."""
     roots = ",".join(map(str, register.roots)) or "unset"
     return f"BYTEPS_REDUCE_ROOTS {roots} and BYTEPS_PCIE_SWITCH_SIZE {register.switch or 'unset'}"
+
+
+def _on_loss(register: Register) -> str:
+    """The PSGC_ON_WORKER_LOSS that a worker announces."""
+    return "wait" if register.waits else "shrink" if register.shrinks else "stop"
 
 
 def _process(register: Register) -> tuple[str, int, int]:

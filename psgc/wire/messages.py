@@ -82,6 +82,7 @@ class Register:
     # worker that one launcher starts.
     incarnation: int = field(default=0, metadata=LEFT_OUT_IF_EMPTY)
     lineage: int = field(default=0, metadata=LEFT_OUT_IF_EMPTY)
+    waits: bool = field(default=False, metadata=LEFT_OUT_IF_EMPTY)  # worker: PSGC_ON_WORKER_LOSS=wait
     shrinks: bool = field(default=False, metadata=LEFT_OUT_IF_EMPTY)  # worker: PSGC_ON_WORKER_LOSS=shrink
     standby: bool = field(default=False, metadata=LEFT_OUT_IF_EMPTY)  # server: it takes another's place if that one's machine is lost
     launcher: int = field(default=0, metadata=LEFT_OUT_IF_EMPTY)  # server, under PSGC_REPLICAS=1: the process with which it would be lost

@@ -63,6 +63,7 @@ FAULTS: Sequence[tuple[str, list[Facts], str, str, str]] = (
     ("roles contradict each other", with_settings(2, servers=2), "settings", "worker 1 (two)", "DMLC_NUM_SERVER differs: 1 on .*; 2 on worker 1"),
     ("one side encrypts", with_settings(1, encrypt=True), "settings", "worker 0 (one)", "PSGC_ENCRYPT differs"),
     ("workers have two codecs", with_settings(2, codec="int8"), "settings", BOTH, "PSGC_CODEC differs: int8 on worker 1 .*; none on worker 0"),
+    ("a worker of another policy", with_settings(1, on_worker_loss="wait"), "settings", BOTH, "PSGC_ON_WORKER_LOSS differs: stop on .*; wait on worker 0"),
     ("one worker has a plan", machines(1, plan="file"), "settings", BOTH, "PSGC_PLAN differs: file on .*; not set on"),
     ("another version of psgc", with_version(2, psgc="0.2.0"), "versions", "worker 1 (two)", "psgc differs: 0.1.0 on .*; 0.2.0 on"),
     ("another torch", with_version(1, torch="2.4.1"), "versions", "worker 0 (one)", "torch differs: 2.13 on .*2.4 on"),

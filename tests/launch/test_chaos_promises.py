@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 
 from psgc.errors import UsageError
 from psgc.launch.chaos.checking import Report
-from psgc.launch.chaos.promises import Run, broken, fatal, reference_of, results_of
+from psgc.launch.chaos.promises import Run, broken, fatal, reference_of, results_of, shrunk, starts_again
 from psgc.launch.chaos.running import Blow
 from psgc.launch.chaos.schedule import Event
 
@@ -86,18 +87,41 @@ def test_where_nothing_was_done_nothing_is_said_to_be_kept() -> None:
 
 
 def test_policies_say_whose_death_ends_a_job() -> None:
-    assert fatal({"server", "scheduler"}, {}) == ""
-    assert fatal({"server"}, {"PSGC_ON_SERVER_LOSS": "stop"}) == "PSGC_ON_SERVER_LOSS=stop"
-    assert fatal({"server"}, {"PSGC_ON_SCHEDULER_LOSS": "stop"}) == ""
-    assert fatal({"scheduler"}, {"PSGC_ON_SCHEDULER_LOSS": "stop"}) == "PSGC_ON_SCHEDULER_LOSS=stop"
-    assert fatal({"worker"}, {}) == "a worker's death ends the job"
-    assert fatal({"worker"}, {"PSGC_ON_WORKER_LOSS": "wait"}) == fatal({"worker"}, {"PSGC_ON_WORKER_LOSS": "shrink"}) == ""
-    assert fatal(set(), {"PSGC_ON_SERVER_LOSS": "stop"}) == ""
+    def killed(*roles: str, **env: str) -> Mapping[str, Mapping[str, str]]:
+        return dict.fromkeys(roles, env)
+
+    assert fatal(killed("server", "scheduler")) == ""
+    assert (
+        fatal(killed("server", PSGC_ON_SERVER_LOSS="stop"))
+        == fatal(killed("server", PSGC_ON_SERVER_LOSS=" Stop "))
+        == "PSGC_ON_SERVER_LOSS=stop"
+    )
+    assert fatal(killed("server", PSGC_ON_SCHEDULER_LOSS="stop")) == ""
+    assert fatal(killed("scheduler", PSGC_ON_SCHEDULER_LOSS="stop")) == "PSGC_ON_SCHEDULER_LOSS=stop"
+    assert fatal(killed("worker")) == "a worker's death ends the job"
+    for policy in ("wait", "Wait", "shrink", "SHRINK"):
+        assert fatal(killed("worker", PSGC_ON_WORKER_LOSS=policy)) == ""
+        assert shrunk(killed("worker", PSGC_ON_WORKER_LOSS=policy)) == (policy.lower() == "shrink")
+    assert fatal(killed()) == "" and not shrunk(killed("server", PSGC_ON_WORKER_LOSS="shrink"))
+
+
+def test_a_job_that_is_started_again_may_end_in_order_or_say_why_it_does_not() -> None:
+    killed = {"worker": {"PSGC_RESTART": "0"}}
+    ends = fatal(killed)
+    assert ends and starts_again(killed) and not starts_again({"worker": {}})
+    assert broken(Run(0, [*SAID, *SAID]), REFERENCE, FOUND, ends, again=True) == [], "what it prints depends on its checkpoint"
+    assert broken(Run(137, SAID[:1], "psgc run: rank 0 was killed"), REFERENCE, FOUND, ends, again=True) == []
+    assert "does not say why" in broken(Run(1, (), ""), REFERENCE, FOUND, ends, again=True)[0]
+    blow = Blow(Event(0, "kill", "worker", 0.0, 1.0, False), "worker 1", 0.5)
+    kept = Report(7, 1, (blow,), (), ends, again=True).lines()[-1]
+    assert kept == "kept: it was started again (PSGC_RESTARTS), since a worker's death ends the job, and ended in order; nothing is left"
 
 
 def test_a_job_that_cannot_be_a_reference_is_refused() -> None:
     with pytest.raises(UsageError, match="the job fails by itself, with status 3: why"):
         reference_of(Run(3, SAID, "why"), FOUND)
+    with pytest.raises(UsageError, match="undisturbed, the job has not gone on for 8 s; name lines that it prints, or raise --limit"):
+        reference_of(Run(143, SAID, "why"), FOUND, "the job has not gone on for 8 s")
     with pytest.raises(UsageError, match=r"--result 'found \\\\w\+' fits no line"):
         reference_of(Run(0, ["nothing"]), FOUND)
 

@@ -51,7 +51,7 @@ def test_the_process_in_a_killed_ones_place_is_killed_too_before_the_event_is_ov
     assert (first.again, again.again, again.name, again.done) == (False, True, "worker 0", {"kind": "kill", "role": "worker"})
     assert first.recovered_s is None and again.recovered_s is not None and again.at_s >= first.at_s + 0.2
     assert outcome.run.status == 0 and list(outcome.run.killed) == ["0"] and not outcome.run.left
-    assert outcome.killed == {"worker"} and outcome.run.said[-1] == "rank 0 found it"
+    assert set(outcome.killed) == {"worker"} and outcome.run.said[-1] == "rank 0 found it"
 
 
 def test_without_somebody_to_be_killed_with_it_an_event_is_over_as_others_are(tmp_path: Path) -> None:
@@ -65,3 +65,15 @@ def test_whatever_process_of_a_job_is_left_is_seen_and_ended(tmp_path: Path) -> 
     outcome = run(tmp_path / "over", blows=0, before=before)
     (left,) = outcome.run.left
     assert "time.sleep(1000)" in left and outcome.run.status == 0 and not outcome.blows
+
+
+def test_policies_are_those_of_the_killed_process_and_output_need_not_be_text(tmp_path: Path) -> None:
+    before = r"env['PSGC_ON_WORKER_LOSS'] = 'wait'; sys.stdout.buffer.write(b'caf\xe9\n'); sys.stdout.flush()"
+    outcome = run(tmp_path / "over", Event(0, "kill", "worker", 0.0, 0.0, False), blows=1, before=before)
+    assert outcome.killed["worker"]["PSGC_ON_WORKER_LOSS"] == "wait"
+    assert (outcome.run.status, outcome.run.said[0], outcome.run.said[-1]) == (0, "caf\ufffd", "rank 0 found it")
+
+
+def test_a_job_without_a_line_of_progress_is_given_up_for_that() -> None:
+    job = [sys.executable, "-c", "import time; time.sleep(1000)"]
+    assert "no line in that time fits --progress 'epoch'" in Running(job, re.compile("epoch"), 0.1, print).through(()).stuck

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -213,10 +214,18 @@ def test_when_nobody_is_left_who_has_the_state_the_job_ends_with_a_line(job: Fol
     assert "worker 0 (node 0, local rank 0, pid 1000 on host0) died, and no other worker is left" in aborted(die(job, 0))
 
 
-def test_the_policy_is_everyones() -> None:
+@pytest.mark.parametrize(("one", "other"), [*itertools.permutations(("stop", "wait", "shrink"), 2)])
+def test_the_policy_is_everyones(one: str, other: str) -> None:
+    """Whether workers compare what a broadcast is to bring goes by it."""
     job = Job(2, 1)
-    job.join("w0", of(0))
-    assert "has PSGC_ON_WORKER_LOSS=shrink, worker (node 1" in aborted(job.join("w1", register(node=1)))
+    for node, policy in enumerate((one, other)):
+        actions = job.join(f"w{node}", register(node=node, waits=policy == "wait", shrinks=policy == "shrink"))
+    said = aborted(actions)
+    assert (
+        "worker (node 0, " in said
+        and f"has PSGC_ON_WORKER_LOSS={one}, worker (node 1, " in said
+        and f"has {other}; set it alike everywhere" in said
+    )
 
 
 @pytest.mark.parametrize("anew", [False, True], ids=["as written", "written anew"])
@@ -342,6 +351,7 @@ def test_a_spare_hosts_process_takes_the_place_before_the_lost_one_has_been_sile
         ({"local_size": 3}, "BYTEPS_LOCAL_SIZE=3, and that one had 1"),
         ({"encrypt": True}, "PSGC_ENCRYPT set, unlike that one"),
         ({"shrinks": False}, "PSGC_ON_WORKER_LOSS=shrink not set, unlike that one"),
+        ({"shrinks": False, "waits": True}, "PSGC_ON_WORKER_LOSS=wait set, unlike that one"),
         ({"roots": (0, 1)}, "BYTEPS_REDUCE_ROOTS=0,1, and that one had none"),
     ],
 )
