@@ -269,7 +269,8 @@ class Server:
             "server", __version__, host_id(), socket.gethostname(), os.getpid(), own_start(),
             config.nodes, config.servers, index=config.server_index, encrypt=config.encrypt,
             session=self._session, incarnation=incarnation, lineage=lineage, standby=config.standby,
-            launcher=os.getppid() if config.replicas else 0, **address_fields(listener.address for listener in self._listeners),
+            launcher=os.getppid() if config.replicas else 0, goes_on=self._succession.has_store,
+            **address_fields(listener.address for listener in self._listeners),
         )  # fmt: skip
         self._tell_scheduler(Kind.REGISTER, encode_body(body))
 
