@@ -435,7 +435,7 @@ class Server:
             self._end(1, f"server: {why}")
             return
         refused = self._scheduler.nobody_listens(now)
-        if self._follows and refused and now - self._began > config.dead_s:
+        if self._follows and refused and (config.scheduler_listens or now - self._began > config.dead_s):
             self._end(
                 0,
                 f"{self._who}: the job has ended before this process could follow another: nobody listens at {config.root_endpoint} any more",
