@@ -337,6 +337,10 @@ VARIABLES: Final = (
     Variable("PSGC_ON_ITS_OWN", "on_its_own", _switch, "c", "set by psgc-launch: other launchers start members of the scheduler's job"),
     Variable("PSGC_JOURNAL_FDS", "journal_fds", _numbers, "c", "set by the launcher: the two files of the scheduler's journal"),
     Variable("PSGC_SERVES_AGAIN", "serves_again", _switch, "sc", "set by `psgc run`: when its workers have left, the process waits for their next init()"),
+    Variable(
+        "PSGC_SCHEDULER_LISTENS", "scheduler_listens", _switch, "s",
+        "set by torchrun's workers for the servers that they start: the scheduler listened before, and once nobody does it has ended",
+    ),
     Variable("PSGC_KEEPER_FD", "keeper_fd", _integer(0), "s", "set by the launcher: socket over which the server's memory is kept"),
 )  # fmt: skip
 

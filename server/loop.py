@@ -269,7 +269,8 @@ class Server:
             "server", __version__, host_id(), socket.gethostname(), os.getpid(), own_start(),
             config.nodes, config.servers, index=config.server_index, encrypt=config.encrypt,
             session=self._session, incarnation=incarnation, lineage=lineage, standby=config.standby,
-            launcher=os.getppid() if config.replicas else 0, **address_fields(listener.address for listener in self._listeners),
+            launcher=os.getppid() if config.replicas else 0, goes_on=self._succession.has_store,
+            **address_fields(listener.address for listener in self._listeners),
         )  # fmt: skip
         self._tell_scheduler(Kind.REGISTER, encode_body(body))
 
@@ -434,7 +435,7 @@ class Server:
             self._end(1, f"server: {why}")
             return
         refused = self._scheduler.nobody_listens(now)
-        if self._follows and refused and now - self._began > config.dead_s:
+        if self._follows and refused and (config.scheduler_listens or now - self._began > config.dead_s):
             self._end(
                 0,
                 f"{self._who}: the job has ended before this process could follow another: nobody listens at {config.root_endpoint} any more",

@@ -44,6 +44,11 @@ class Succession:
         """Whether this process goes on with what another has left."""
         return any(name.startswith(LISTENER) for name in self._kept)
 
+    @property
+    def has_store(self) -> bool:
+        """Whether that is not only where it listens, but also what it has kept of a job's layouts."""
+        return any(name.startswith(STORE) for name in self._kept)
+
     def listen(self, config: Config) -> list[Listener]:
         """The server's listeners, which the launcher keeps from now on. Raises as ``selection.listen``."""
         sockets = {

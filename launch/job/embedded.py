@@ -77,7 +77,10 @@ def _start(supervisor: Supervisor, order: Mapping[str, Any], env: Mapping[str, s
     try:
         if listener is not None:
             start_scheduler(supervisor, env, listener, service=False)
-        here = {**env, "DMLC_ROLE": "server", "DMLC_SERVER_ID": str(order["first_server"]), "PSGC_LOCAL_SERVERS": str(order["own_servers"])}
+        here = {
+            **env, "DMLC_ROLE": "server", "DMLC_SERVER_ID": str(order["first_server"]), "PSGC_LOCAL_SERVERS": str(order["own_servers"]),
+            "PSGC_SCHEDULER_LISTENS": "1",
+        }  # fmt: skip
         for own in servers_of(here) if order["own_servers"] else ():
             supervisor.start(f"server {own['DMLC_SERVER_ID']}", [*role, "server"], {**here, **own}, keep_memory=True)
     except OSError as error:

@@ -12,7 +12,7 @@ from psgc.processes.reminder import Reminder
 from psgc.scheduler.actions import Action, Keep, Log
 from psgc.scheduler.job import Job
 from psgc.scheduler.losses import may_be_replaced
-from psgc.scheduler.records import Alone, succeeded
+from psgc.scheduler.records import Alone, Mourned, succeeded
 from psgc.scheduler.roster import Member
 from psgc.wire.frames import Kind
 
@@ -33,7 +33,7 @@ class Deaths:
         for member in list(self._job.roster):
             mourned, text = member.mourned, self._death(member, now)
             if mourned and not member.mourned:  # it was only silent: what it had asked for was forgotten
-                moved.append(self._job.post.send(member.peer, Kind.REGISTER))
+                moved += [Keep(Mourned(member.rank, heard=True)), self._job.post.send(member.peer, Kind.REGISTER)]
             if text is None:
                 continue
             actions = None if self._job.agreements is None else self._go_on_without(member, text, now)

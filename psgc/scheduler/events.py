@@ -30,7 +30,8 @@ class Events:
         """Note what a member's report says that its last one did not. label: how the member is called."""
         if after.travels and (before is None or before.plan_version != after.plan_version):
             self.note(now, logging.INFO, f"layout {after.plan_version} of {label}: {after.travels}")
-        if (again := after.reconnects - (before.reconnects if before is not None else 0)) > 0:
+        # The first report to this process tells of connections that may have broken long before, as another process has said.
+        if before is not None and (again := after.reconnects - before.reconnects) > 0:
             self.note(
                 now,
                 logging.WARNING,

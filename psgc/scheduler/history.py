@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from psgc.errors import RemoteProtocolError
 from psgc.scheduler.job import Job
-from psgc.scheduler.records import Alone, Complete, Failed, Joined, Left, Record, Succeeded, succeeded
+from psgc.scheduler.records import Alone, Complete, Failed, Joined, Left, Mourned, Record, Succeeded, succeeded
 from psgc.scheduler.roster import Member
 
 
@@ -63,6 +63,11 @@ def resume(job: Job, written: Iterable[Record], now: float) -> None:
             else:
                 job.losses.resumed(member, record.generation)
                 member.waited_ms = member.waited_before_ms = record.waited_before_ms
+        elif isinstance(record, Mourned):
+            worker = job.of_rank("worker", record.rank)
+            worker.mourned, worker.gone = not record.heard, None if record.heard else now
+            worker.last_seen = now if record.heard else now - job.dead_s - 1  # it stays silent, unless this process hears it
+            worker.others_waited_ms = worker.waited_before_ms
         elif isinstance(record, Alone):
             if (standby := job.roster.standby_of(record.server)) is not None:
                 job.roster.drop(standby)

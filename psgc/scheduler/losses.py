@@ -15,7 +15,7 @@ from psgc.scheduler.actions import Action, Keep, Log, Send
 from psgc.scheduler.agreements import Agreements
 from psgc.scheduler.handovers import Handovers
 from psgc.scheduler.post import Post
-from psgc.scheduler.records import Absent, Handed, Record, Settled, succeeded
+from psgc.scheduler.records import Absent, Handed, Mourned, Record, Settled, succeeded
 from psgc.scheduler.roster import Member, Roster
 from psgc.wire.frames import Header, Kind
 from psgc.wire.messages import ErrorCode, Notice, Register, encode_body
@@ -50,7 +50,7 @@ class Losses:
             return self._leave_out(member, now)
         self._agreements.forget(member.rank)
         text = f"{member.label} died: the others wait for the process that takes its place (PSGC_ON_WORKER_LOSS=wait)"
-        return [Log(logging.WARNING, text), *self._tell(text, member), *self._fail_of(member.rank)]
+        return [Keep(Mourned(member.rank)), Log(logging.WARNING, text), *self._tell(text, member), *self._fail_of(member.rank)]
 
     def _leave_out(self, member: Member, now: float) -> list[Action]:
         """The others go on without it, from now on."""
@@ -94,6 +94,8 @@ class Losses:
                     yield Settled(worker.rank)
             if worker.absent:
                 yield Absent(worker.rank)
+            elif worker.mourned:
+                yield Mourned(worker.rank)
 
     def heed(self, record: Record, now: float) -> bool:
         """Know what another process of the scheduler has written down of handovers. Returns whether it was that."""

@@ -92,6 +92,14 @@ class Settled:
 
 
 @dataclass(frozen=True, slots=True)
+class Mourned:
+    """A worker's process counts as dead, and the others wait for the one that takes its place. heard: not any more, because it was only silent."""
+
+    rank: int
+    heard: bool = field(default=False, metadata=LEFT_OUT_IF_EMPTY)
+
+
+@dataclass(frozen=True, slots=True)
 class Absent:
     """A worker's process has died, and the job goes on without its rank, until another process takes the place."""
 
@@ -192,6 +200,7 @@ Record = (
     | Succeeded
     | Handed
     | Settled
+    | Mourned
     | Absent
     | Alone
     | Left
@@ -213,6 +222,7 @@ KINDS: Final[dict[str, type]] = {
         Succeeded,
         Handed,
         Settled,
+        Mourned,
         Absent,
         Alone,
         Left,

@@ -86,6 +86,7 @@ class Register:
     shrinks: bool = field(default=False, metadata=LEFT_OUT_IF_EMPTY)  # worker: PSGC_ON_WORKER_LOSS=shrink
     standby: bool = field(default=False, metadata=LEFT_OUT_IF_EMPTY)  # server: it takes another's place if that one's machine is lost
     launcher: int = field(default=0, metadata=LEFT_OUT_IF_EMPTY)  # server, under PSGC_REPLICAS=1: the process with which it would be lost
+    goes_on: bool = field(default=False, metadata=LEFT_OUT_IF_EMPTY)  # server: it has what a former process of its lineage kept of layouts
 
     def __post_init__(self) -> None:
         if self.role not in ("worker", "server"):

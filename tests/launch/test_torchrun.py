@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from tests.launch.killing import until_gone
 from tests.ports import free_port
 
 ROOT = Path(__file__).parent.parent.parent
@@ -181,6 +182,25 @@ def test_a_server_killed_before_all_workers_are_there_ends_the_job_too(hosts: Ca
     assert re.search(
         "psgc: (.* is gone: it was started, and nobody listens there any more|.*server 0 .*(died|ended|was killed))", group.text
     ), group.text
+
+
+@pytest.mark.timeout(600)
+def test_a_server_that_is_started_again_when_the_job_is_over_ends_with_it(hosts: Callable[..., Hosts], tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    (tmp_path / "late.py").write_text(
+        "import os, sys, time, torch, psgc.torch as psgc\npsgc.init()\npsgc.push_pull(torch.ones(1000), name='x')\npsgc.barrier()\n"
+        "print('everyone has it\\n' * (psgc.rank() == 0), end='', flush=True)\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.01)\n"
+    )
+    group = hosts(1, 2, str(tmp_path / "late.py"), str(go), DMLC_NUM_SERVER="1", PSGC_DEAD_S="1000")
+    group.await_lines("^everyone has it$", 1)
+    (services,), (scheduler,), (server,) = map(group.processes, ("launch.job.embedded", "role scheduler", "role server"))
+    os.kill(services, signal.SIGSTOP)  # it starts the server again once the scheduler has ended
+    os.kill(server, signal.SIGKILL)
+    go.touch()
+    until_gone(scheduler)
+    os.kill(services, signal.SIGCONT)
+    assert group.end() == [0], group.text
+    assert "server 0 was killed by SIGKILL" in group.text
 
 
 @pytest.mark.long

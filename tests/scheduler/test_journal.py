@@ -23,7 +23,22 @@ from psgc.scheduler import continuity as continuity_module
 from psgc.scheduler import loop
 from psgc.scheduler.continuity import Continuity
 from psgc.scheduler.journal import GROWN_BYTES, Journal, frame, read
-from psgc.scheduler.records import KINDS, Absent, Alone, Complete, Failed, Joined, LaidOut, Left, Passed, Record, Turned, from_json, to_json
+from psgc.scheduler.records import (
+    KINDS,
+    Absent,
+    Alone,
+    Complete,
+    Failed,
+    Joined,
+    LaidOut,
+    Left,
+    Mourned,
+    Passed,
+    Record,
+    Turned,
+    from_json,
+    to_json,
+)
 from psgc.scheduler.sealing import digest, seal, unseal
 from psgc.wire.messages import Register
 from tests.ports import free_port
@@ -35,6 +50,8 @@ RECORDS: list[Record] = [
     LaidOut.of("model", "d", b"{}"),
     Passed(1, 3),
     Turned(4, 5, 6),
+    Mourned(0),
+    Mourned(0, heard=True),
     Absent(1),
     Alone(0),
     Left("worker", 0),
@@ -71,7 +88,7 @@ def test_a_record_is_read_as_it_was_written() -> None:
     for record in RECORDS:
         assert from_json(json.loads(json.dumps(to_json(record)))) == record
     assert Joined.of(b"w\xff0", register()).read() == (b"w\xff0", register())
-    assert len(KINDS) == 17
+    assert len(KINDS) == 18
 
 
 def test_a_journal_has_what_was_written_down(fds: Fds) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -14,7 +14,22 @@ from psgc.scheduler.membership import Membership
 from psgc.scheduler.records import Complete, Record, Served, from_json, to_json
 from psgc.wire.frames import Kind
 from psgc.wire.messages import ErrorCode, Lookup, Published, Register, Topology
-from tests.scheduler.talk import DEAD_S, JOB, REGISTER_S, SILENCE_S, STEP_S, Job, aborted, declaration, end_of, refused, register, sent
+from psgc.wire.reports import Report
+from tests.scheduler.talk import (
+    DEAD_S,
+    JOB,
+    REGISTER_S,
+    SILENCE_S,
+    STEP_S,
+    Job,
+    aborted,
+    declaration,
+    end_of,
+    logged,
+    refused,
+    register,
+    sent,
+)
 
 
 @dataclass
@@ -270,3 +285,64 @@ def test_a_layout_of_some_ranks_stays_theirs(job: Followed) -> None:
     job.follow()
     assert set(sent(job.declare("w1", declaration("half", members=(1,))), Kind.LAYOUT)) == {"w1"}
     assert set(sent(job.say("w1", Kind.BARRIER, plan=1, step=1), Kind.BARRIER)) == {"w1"}
+
+
+@pytest.fixture
+def mourned(job: Followed) -> Followed:
+    """A job whose rank 1, on a machine that says nothing any more, has been said to be dead."""
+    job = Followed(2, 1, anew=job.anew)
+    job.note(job.join("s0", register("server", 0, index=0)))
+    for node in range(2):
+        job.note(job.join(f"w{node}", replace(of_worker(1, node), lineage=10 + node)))
+    assert "worker 1 (node 1, local rank 0, pid 1010 on host1) died" in logged(silent(job, DEAD_S + 2))
+    return job
+
+
+def silent(job: Followed, seconds: float) -> list[Action]:
+    """Rank 1 says nothing."""
+    said: list[Action] = []
+    for _ in range(int(seconds)):
+        for peer in ("s0", "w0"):
+            job.say(peer, Kind.HEARTBEAT)
+        said += job.note(job.tick(1))
+    return said
+
+
+def test_a_worker_that_was_said_to_be_dead_stays_so_and_its_place_is_free(mourned: Followed) -> None:
+    mourned.follow()
+    assert not logged(silent(mourned, DEAD_S)), "it has been said"
+    mourned.follow()
+    elsewhere = register(node=1, pid=5000, host="boot/other", hostname="other", incarnation=1, lineage=99)
+    said = mourned.note(mourned.join("new", elsewhere))
+    assert Topology.from_body(sent(said, Kind.TOPOLOGY)["new"]).incarnation == 2
+    mourned.follow()
+    assert not logged(silent(mourned, SILENCE_S - 1)), "another has its place"
+    assert sent(mourned.join("new", elsewhere), Kind.TOPOLOGY)
+
+
+def test_a_worker_that_was_said_to_be_dead_and_was_heard_after_all_is_alive_to_the_next_process(mourned: Followed) -> None:
+    mourned.follow()
+    mourned.say("w1", Kind.HEARTBEAT)
+    assert "w1" in sent(mourned.note(mourned.tick(1)), Kind.REGISTER), "it is to say again what was forgotten"
+    mourned.follow()
+    elsewhere = register(node=1, pid=5000, host="boot/other", hostname="other", incarnation=1, lineage=99)
+    assert "another process has taken the place of worker 1" in refused(mourned.join("new", elsewhere), ErrorCode.NOT_ADMITTED)
+
+
+def test_a_worker_that_was_said_to_be_dead_is_waited_for_no_longer_than_by_one_process(mourned: Followed) -> None:
+    mourned.follow()
+    assert "was not started again within 300 s (PSGC_REGISTER_TIMEOUT_S)" in aborted(silent(mourned, REGISTER_S + 1))
+
+
+def test_connections_that_broke_before_the_process_before_ended_are_no_news(job: Followed) -> None:
+    report = Report(1000, 0, steps=1, reconnects=2)
+    for reconnects in (2, 3):
+        job.say("w1", Kind.REPORT, replace(report, reconnects=reconnects))
+    assert [event.text for event in job.membership.events.told(job.now)] == ["rank 1 has lost a connection to a server and made it again"]
+    job.follow()
+    job.say("w1", Kind.REPORT, replace(report, reconnects=3))
+    assert not job.membership.events.told(job.now)
+    job.say("w1", Kind.REPORT, replace(report, reconnects=5))
+    assert [event.text for event in job.membership.events.told(job.now)] == [
+        "rank 1 has lost a connection to a server and made it again, 2 times"
+    ]

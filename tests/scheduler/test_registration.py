@@ -324,3 +324,24 @@ def test_a_process_in_a_dead_workers_place_takes_no_part_in_the_job_after_that_w
     assert said["w1"]["text"] == f"worker (node 1, local rank 0, pid 1010 on host1) {TOO_LATE}"
     assert job.join("w1", register(node=1, incarnation=2, session=1, shrinks=shrinks)) == [] and not job.membership.unbegun
     assert len(sent(job.join("w0", register(node=0, incarnation=1, session=1, shrinks=shrinks)), Kind.TOPOLOGY)) == 3
+
+
+@pytest.mark.parametrize("standby", [False, True])
+@pytest.mark.parametrize("again", [True, False])
+def test_a_server_that_goes_on_from_what_was_kept_of_a_job_that_has_ended_begins_the_next_with_nothing(again: bool, standby: bool) -> None:
+    """The next job's layouts have the same numbers. again: the same scheduler's process serves it."""
+    job = Job(again=again, replicas=standby)
+    left = register("server", 0, index=0, incarnation=2, lineage=9, goes_on=True, standby=standby, launcher=int(standby))
+    actions = job.join("former", left)
+    assert sent(actions, Kind.BYE).keys() == {"former"} and len(actions) == 1 and not list(job.membership.roster)
+    assert job.join("s0", replace(left, goes_on=False, session=1)) == [] and len(list(job.membership.roster)) == 1
+
+
+def test_a_server_goes_on_from_what_was_kept_of_this_job_and_its_next_process_may_come_before_everyone_is_there() -> None:
+    job = Job(servers=1)
+    job.join("s0", register("server", 0, index=0, incarnation=1, lineage=9))
+    assert not sent(job.join("s0 again", register("server", 0, index=0, pid=7, incarnation=2, lineage=9)), Kind.BYE)
+    for node in range(2):
+        job.join(f"w{node}", register(node=node))
+    actions = job.join("s0 once more", register("server", 0, index=0, pid=8, incarnation=3, lineage=9, goes_on=True))
+    assert sent(actions, Kind.TOPOLOGY).keys() == {"s0 once more"} and not sent(actions, Kind.BYE)
