@@ -12,6 +12,7 @@ from psgc.config import Config
 from psgc.errors import CodecError, ConfigError, PsgcError, UsageError
 from psgc.launch.job.as_byteps import FOLDER, found_as_byteps
 from psgc.launch.job.batch_signals import ignore_scripts, run_in_step
+from psgc.launch.job.checks import check_trace
 from psgc.launch.job.clusters import completed
 from psgc.launch.job.cores import near_memory
 from psgc.launch.job.interpreter import spares_of
@@ -72,7 +73,7 @@ def launch(command: list[str], env: Mapping[str, str], verdict: Verdict | None =
         if found.settings:
             named = ", ".join(f"{name}={value}" for name, value in sorted(found.settings.items()))
             print(f"psgc-launch: from {found.source}: {named}", file=sys.stderr)
-        _check_trace(full)
+        check_trace(Config.from_env(of_machine(full), role="server", node=0))
         if env.get("KUBERNETES_SERVICE_HOST") and not one_machine(full) and "scheduler" not in roles:
             own = Config.from_env(of_machine(full), role=roles[-1])
             await_name(own.root_host, own.register_timeout_s, own.silence_s, lambda text: print(f"psgc-launch: {text}", file=sys.stderr))
@@ -98,17 +99,6 @@ def _run(roles: Sequence[str], command: list[str], env: Mapping[str, str], verdi
     if roles == ("scheduler",) and Config.from_env(of_machine(env), role="scheduler").wire != "psgc":
         return run_role("scheduler", env)
     return run_members(roles, command, {"PSGC_OUTLET": own_outlet(), **env}, verdict, prefix)
-
-
-def _check_trace(env: Mapping[str, str]) -> None:
-    """Make the folder of timelines, before anything starts. Raises ConfigError if it cannot be made."""
-    if folder := Config.from_env(of_machine(env), role="server", node=0).trace_folder:
-        try:
-            os.makedirs(folder, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(
-                f"the folder of timelines {folder} cannot be made: {error.strerror}; set PSGC_TRACE or BYTEPS_TRACE_DIR"
-            ) from None
 
 
 def _run_machine(roles: Sequence[str], command: list[str], env: Mapping[str, str]) -> int:

@@ -6,6 +6,7 @@ are, what its command is.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 
 from psgc.config import Config
@@ -30,6 +31,17 @@ def check_job(
     if config.wire == "psgc":
         canonical(config.codec_given, config.servers)
     check_spares(command, spares, config.on_worker_loss)
+
+
+def check_trace(config: Config) -> None:
+    """Make the folder of timelines, before anything starts. Raises ConfigError if it cannot be made."""
+    if folder := config.trace_folder:
+        try:
+            os.makedirs(folder, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"the folder of timelines {folder} cannot be made: {error.strerror}; set PSGC_TRACE or BYTEPS_TRACE_DIR"
+            ) from None
 
 
 def canonical(codec: str, servers: int) -> str:

@@ -11,6 +11,7 @@ from typing import Final
 
 from psgc.config import Config
 from psgc.errors import ConfigError
+from psgc.launch.supervision.sink import Sink
 
 # Ends that nobody should repeat: in order, a user's mistake, and a signal to us.
 FINAL: Final = {0, 2, *(128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))}
@@ -61,8 +62,7 @@ def run_again(run: Callable[[dict[str, str]], int], most: int, program: str, bet
         status = run({"PSGC_RESTART": str(attempt)} if most else {})
         if status in FINAL or isinstance(status, Unrepeated) or attempt == most:
             break
-        print(
-            f"{program}: the job failed with status {status}; restart {attempt + 1} of {most} (PSGC_RESTARTS)", file=sys.stderr, flush=True
-        )
+        text = f"{program}: the job failed with status {status}; restart {attempt + 1} of {most} (PSGC_RESTARTS)\n"
+        Sink(sys.stderr, program).write(text.encode())  # a full disk is no reason not to start it
         between()
     return status

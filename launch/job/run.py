@@ -15,9 +15,10 @@ from psgc.errors import PsgcError, UsageError
 from psgc.launch.job import ranks
 from psgc.launch.job.as_byteps import found_as_byteps
 from psgc.launch.job.batch_signals import passing_on
-from psgc.launch.job.checks import canonical, check_codec_or_plan, check_job
+from psgc.launch.job.checks import canonical, check_codec_or_plan, check_job, check_trace
 from psgc.launch.job.interpreter import check_command, note_on
 from psgc.launch.job.planned import PLAN, inside_of, plan_here, plan_told
+from psgc.launch.job.restarts import Unrepeated
 from psgc.launch.job.scheduler_process import start_scheduler
 from psgc.launch.job.threads import shared_cores
 from psgc.launch.job.warming import PLANNER, prepare
@@ -80,6 +81,7 @@ def run_job(command: Sequence[str], *, workers: int = 2, servers: int = 1, nodes
         )
     if config.encrypt:
         encryption.require()
+    check_trace(config)
     if note := note_on(command):
         print(f"{program}: {note}", file=sys.stderr)
     prepare([codec] if codec else [])
@@ -96,15 +98,14 @@ def run_job(command: Sequence[str], *, workers: int = 2, servers: int = 1, nodes
             print(f"{program}: {_described(link_mbit, workers, nodes)}", file=sys.stderr)
         try:
             _start_services(supervisor, env, listener, servers, link_mbit, links)
-            links_of = _start_workers(
-                supervisor, {**env, **(found_as_byteps(env) if as_byteps else {})}, command, workers, nodes, cores, link_mbit, before, links,
-                config.on_worker_loss,
-            )  # fmt: skip
+            env |= found_as_byteps(env) if as_byteps else {}
+            links_of = _start_workers(supervisor, env, command, workers, nodes, cores, link_mbit, before, links, config.on_worker_loss)
             if spares:
                 supervisor.keep_spares(spares, command[0], env, links_of)
         except OSError as error:
             raise PsgcError(f"run: cannot start process {len(supervisor.children) + 1} of the job: {error}; see `ulimit -u -n`") from None
-        return supervisor.run()
+        status = supervisor.run()
+        return Unrepeated(status) if supervisor.final else status
 
 
 @contextmanager

@@ -105,7 +105,7 @@ class Child:
         self.gone = True
 
     def read(self, pipe: IO[bytes]) -> bool:
-        """Relay what one pipe holds; False at its end. Raises BrokenPipeError when nobody reads our output."""
+        """Relay what one pipe holds; False at its end."""
         with contextlib.suppress(BlockingIOError):
             while data := os.read(pipe.fileno(), 1 << 16):
                 self.relays[pipe].feed(data)
@@ -116,8 +116,7 @@ class Child:
     def close(self) -> None:
         """Pass on unfinished lines and close all descriptors."""
         for pipe, relay in self.relays.items():
-            with contextlib.suppress(BrokenPipeError):
-                relay.finish()
+            relay.finish()
             pipe.close()
         if self.popen.stdin is not None:
             with contextlib.suppress(BrokenPipeError):

@@ -17,7 +17,7 @@ class Patience:
 
     fault_s: float = 13.0  # after a fault: later than PSGC_ABORT_GRACE_S, by which the job's own processes end themselves
     save_s: float = 303.0  # after a fault or a signal for one that is writing a checkpoint: later than its PSGC_SAVE_TIMEOUT_S
-    grace_s: float = 8.0  # after a signal to us everyone may end by itself; whoever sent it may insist after 10 s
+    grace_s: float = 8.0  # after a signal to us everyone may end by itself; whoever sent it may insist after 10 s (see ``after``)
     service_s: float = 5.0  # when the workers have ended the services have nothing to wait for
     term_s: float = 2.0  # between SIGTERM and SIGKILL
 
@@ -25,6 +25,11 @@ class Patience:
     def of(cls, config: Config) -> Patience:
         """Limits longer than the processes' own, so that they end by themselves first."""
         return cls(fault_s=config.abort_grace_s + OWN_END_S, save_s=max(config.abort_grace_s, config.save_timeout_s) + OWN_END_S)
+
+    def after(self, number: int) -> float:
+        """How long everyone may take after this signal to us. Ctrl-C is a person's, who may press it again: who hangs is ended by itself as after a fault, and
+        says where it was."""
+        return max(self.grace_s, self.fault_s) if number == signal.SIGINT else self.grace_s
 
 
 @dataclass(slots=True)

@@ -6,9 +6,9 @@ Until the first note they are held back: what ssh says of a connection that does
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import BinaryIO, Final
+from typing import Final
 
-from psgc.launch.supervision.relay import Relay
+from psgc.launch.supervision.relay import Out, Relay
 
 MARK: Final = "\x1epsgc "  # no line of a job's processes begins so: each has its process's name in front
 _MARK: Final = MARK.encode()
@@ -17,7 +17,7 @@ _MARK: Final = MARK.encode()
 class NotingRelay(Relay):
     """See the module's text. note: called with each note, without MARK and the line's end."""
 
-    def __init__(self, prefix: str | None, out: BinaryIO, note: Callable[[str], None]) -> None:
+    def __init__(self, prefix: str | None, out: Out, note: Callable[[str], None]) -> None:
         super().__init__(prefix, out)
         self._note = note
         self._held: bytes | None = b""  # until the first note

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import BinaryIO, Final
+from typing import Final, Protocol
 
 from psgc.diagnostics.lines import JSON_BEGINS
 from psgc.launch.supervision.last_words import LastWords
@@ -20,13 +20,19 @@ def coloured(label: str, index: int) -> str:
     return f"\x1b[{COLOURS[index % len(COLOURS)]}m{label}\x1b[0m"
 
 
+class Out(Protocol):
+    """What lines are written to, at once."""
+
+    def write(self, data: bytes, /) -> object: ...
+
+
 class Relay:
     """One stream. prefix: put before each line; None: bytes pass unchanged, but whole lines at a time.
 
     Under a prefix a line that is overwritten by carriage returns (a progress bar) is shown once a second and as it was left.
     """
 
-    def __init__(self, prefix: str | None, out: BinaryIO, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, prefix: str | None, out: Out, clock: Callable[[], float] = time.monotonic) -> None:
         self._prefix = None if prefix is None else prefix.encode() + b" "
         self.out, self._clock = out, clock
         self._tail = b""
@@ -35,7 +41,7 @@ class Relay:
         self.amid_line = False  # what was written last has no end of its line
 
     def feed(self, data: bytes) -> None:
-        """Take ``data``, and pass on the lines that it completes. Raises BrokenPipeError when nobody reads the output."""
+        """Take ``data``, and pass on the lines that it completes."""
         text = self._tail + data
         if self._prefix is None:
             end = max(text.rfind(b"\n"), text.rfind(b"\r")) + 1
@@ -74,15 +80,8 @@ class Relay:
 
     def _write(self, data: bytes) -> None:
         if data:
-            self._write_whole(data)
+            self.out.write(data)
             self.amid_line = not data.endswith((b"\n", b"\r"))
-            self.out.flush()
-
-    def _write_whole(self, data: bytes) -> None:
-        """A stream without a buffer (PYTHONUNBUFFERED) takes only a part where a signal comes amid the write: a child's end is one."""
-        rest = memoryview(data)
-        while rest:
-            rest = rest[self.out.write(rest) :]
 
 
 def _as_shown(line: bytes) -> bytes:

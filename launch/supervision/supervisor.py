@@ -29,6 +29,7 @@ from psgc.launch.supervision.keeper import Keeper
 from psgc.launch.supervision.noting_relay import NotingRelay
 from psgc.launch.supervision.relay import Relay, coloured
 from psgc.launch.supervision.reports import Reports
+from psgc.launch.supervision.sink import Sink
 from psgc.launch.supervision.spared import Spared
 from psgc.launch.supervision.spares import MODULE as SPARE
 from psgc.launch.supervision.spares import Spares
@@ -55,6 +56,8 @@ class Supervisor:
         self._absent, self._tell_interrupted = absent, interrupted
         self._tell_verdict = verdict
         self._program, self._prefix, self._patience = program, prefix, patience or Patience()
+        self._out, self._err = Sink(sys.stdout, program), Sink(sys.stderr, program)
+        self._said_lost: set[Sink] = set()
         self._ending = Ending(self._patience)
         self.children: list[Child] = []
         self._former: list[Child] = []  # processes in whose place others have been started
@@ -65,7 +68,8 @@ class Supervisor:
         self._failing = False  # a fault has come, and everyone is being ended
         self._unread_output = False
         self._interrupt = 0
-        self.final = False  # a signal has ended another launcher of the job: it is not to be started again
+        self._passed_on: set[int] = set()  # signals, to the workers
+        self.final = False  # a signal has ended another launcher of the job, or nobody reads our output: it is not to be started again
         self._pending: list[int] = []  # signals that came and are not handled yet
         self._saving: set[int] = set()  # numbers of the children that are writing a checkpoint
         self._before: dict[int, Any] = {}
@@ -116,7 +120,7 @@ class Supervisor:
         pass_fds, incarnations = list(pass_fds), itertools.count(first)
 
         def begin(keeper: Keeper | None = None) -> Child:
-            relays = (self._relay(name, sys.stdout), self._relay(name, sys.stderr, notes))
+            relays = (self._relay(name, self._out), self._relay(name, self._err, notes))
             number = next(incarnations)
             own = {**env, "PSGC_INCARNATION": str(number)} if replaced else env
             if number > first and replaced and (spare := self._spares.take(name, who, command, own, cores, relays)) is not None:
@@ -142,7 +146,7 @@ class Supervisor:
 
         def begin(number: int) -> Child:
             name = f"spare {number}"
-            relays = (self._relay(name, sys.stdout), self._relay(name, sys.stderr))
+            relays = (self._relay(name, self._out), self._relay(name, self._err))
             return Child.start(name, command, env, relays, pass_fds=pass_fds, stdin=subprocess.PIPE)
 
         self._spares = Spares(count, begin)
@@ -181,6 +185,9 @@ class Supervisor:
             turned()
         for child in self._all:
             child.close()
+        for sink in (self._out, self._err):
+            if sink.lost:
+                sink.write(b"")  # there may be room by now to say so
         text, status = self._verdict()
         if self._tell_verdict is not None and status:
             self._tell_verdict(Weight.OWN if self.blame.cause is None else self.blame.cause.weight, text, status)
@@ -201,8 +208,8 @@ class Supervisor:
 
     @property
     def interrupted(self) -> bool:
-        """Whether a signal has told us to end the job."""
-        return bool(self._interrupt)
+        """Whether a signal, or the end of our output's reader, has told us to end the job."""
+        return bool(self._interrupt) or self._unread_output
 
     def turn(self) -> None:
         """Handle what happens next, or nothing for TURN_S."""
@@ -216,6 +223,7 @@ class Supervisor:
                 self._take_reports()
             else:
                 os.read(self._wake_r, 4096)
+        self._mind_output()
         while self._pending:
             self._interrupted(self._pending.pop(0))
         ended = [child for child in self.children if child.has_ended()]
@@ -280,8 +288,7 @@ class Supervisor:
         if self._interrupt == signal.SIGINT and report.rank == 0 and 0 <= report.child < len(self.children):
             popen = self.children[report.child].popen
             assert popen.stderr is not None
-            with contextlib.suppress(BrokenPipeError):
-                self.children[report.child].relays[popen.stderr].feed(f"KeyboardInterrupt ({report.text})\n".encode())
+            self.children[report.child].relays[popen.stderr].feed(f"KeyboardInterrupt ({report.text})\n".encode())
 
     @property
     def _ending_them(self) -> bool:
@@ -443,42 +450,52 @@ class Supervisor:
         self._pending.append(number)
 
     def _interrupted(self, number: int) -> None:
-        """Pass a signal on once, to the workers alone: the scheduler and the servers follow them. A second Ctrl-C kills at once."""
+        """Pass a signal on. A second Ctrl-C kills at once."""
         if self._interrupt:
             if number == signal.SIGINT:
                 self._signal_all(signal.SIGKILL)
             return
         self._interrupt = number
         self._tell_interrupted(signal.Signals(number).name)
-        for child in [c for c in self.children if c.running and not (c.service or c.follows)] or self.children:
-            child.signal_group(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
-        self._end_within(self._patience.grace_s)
+        self._pass_on(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
+        self._end_within(self._patience.after(number))
 
-    def _relay(self, name: str, out: IO[str], notes: Callable[[str], None] | None = None) -> Relay:
+    def _pass_on(self, number: int) -> None:
+        """Send a signal once, to the workers alone: the scheduler and the servers follow them."""
+        if number not in self._passed_on:
+            self._passed_on.add(number)
+            for child in [c for c in self.children if c.running and not (c.service or c.follows)] or self.children:
+                child.signal_group(number)
+
+    def _relay(self, name: str, out: Sink, notes: Callable[[str], None] | None = None) -> Relay:
         label = f"[{name}]"
-        prefix = None if not self._prefix else coloured(label, len(self.children)) if _takes_colour(out) else label
-        return Relay(prefix, out.buffer) if notes is None else NotingRelay(prefix, out.buffer, notes)  # type: ignore[attr-defined]
+        prefix = None if not self._prefix else coloured(label, len(self.children)) if _takes_colour(out.stream) else label
+        return Relay(prefix, out) if notes is None else NotingRelay(prefix, out, notes)
 
     def _read(self, child: Child, pipe: IO[bytes]) -> None:
-        try:
-            if child.read(pipe):
-                return
-        except BrokenPipeError:
-            self._unread()
-        self._selector.unregister(pipe)
-        pipe.close()
+        if not child.read(pipe):
+            self._selector.unregister(pipe)
+            pipe.close()
+
+    def _mind_output(self) -> None:
+        """Say, once, that output is lost; end the job where nobody reads it any more."""
+        for sink in (self._out, self._err):
+            if sink.gone:
+                self._unread()
+            elif sink.lost and sink not in self._said_lost:
+                self._said_lost.add(sink)
+                self.say(
+                    f"std{'out' if sink is self._out else 'err'} cannot be written ({sink.lost}): output is lost meanwhile, and the job goes on"
+                )
 
     def _unread(self) -> None:
-        """Nobody reads our output any more: end the job, as a program in a pipeline ends."""
-        for out in (sys.stdout, sys.stderr):
-            try:
-                out.flush()
-            except BrokenPipeError:
-                os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
+        """Nobody reads our output any more: end the job in order, as a program in a pipeline ends. The children's output is still taken, so that they can
+        end."""
         if not self._unread_output and not self._interrupt:
-            self._unread_output = self._failing = True
+            self._unread_output = self._failing = self.final = True
+            self._tell_interrupted("a closed output")
             if not self._writers():
-                self._signal_all(signal.SIGTERM)
+                self._pass_on(signal.SIGTERM)
             self._end_within(self._patience.grace_s)
 
     def _amid_line(self) -> bool:
@@ -487,14 +504,11 @@ class Supervisor:
         left = [relay for relay in relays if relay.amid_line]
         for relay in left:
             relay.amid_line = False
-        return any(relay.out is sys.stderr.buffer or sys.stdout.isatty() for relay in left)
+        return any(relay.out is self._err or self._out.stream.isatty() for relay in left)
 
     def say(self, text: str) -> None:
         """Print a line of the launcher's own."""
-        with contextlib.suppress(BrokenPipeError):
-            sys.stdout.flush()
-            sys.stderr.write(f"{chr(10) if self._amid_line() else ''}{self._program}: {text}\n")
-            sys.stderr.flush()
+        self._err.write(f"{chr(10) if self._amid_line() else ''}{self._program}: {text}\n".encode(errors="backslashreplace"))
 
 
 def _takes_colour(out: IO[str]) -> bool:

@@ -74,8 +74,15 @@ class Launched:
         self, *children: tuple[str, str, bool], prefix: bool = True, grace_s: float = 100, save_s: float = 60, term_s: float = 1
     ) -> subprocess.Popen[str]:
         """A supervisor over children that are plain Python code: (name, code, service). What is not about its patience is not ended for being slow."""
+        return self.supervised_with("", *children, prefix=prefix, grace_s=grace_s, save_s=save_s, term_s=term_s)
+
+    def supervised_with(
+        self, first: str, *children: tuple[str, str, bool], prefix: bool = True, grace_s: float = 100, save_s: float = 60, term_s: float = 1
+    ) -> subprocess.Popen[str]:
+        """The same. first: what its process does before."""
         rows = [(name, [sys.executable, "-c", code], service) for name, code, service in children]
-        return self.python("-c", SUPERVISED.format(prefix=prefix, grace_s=grace_s, save_s=save_s, term_s=term_s, children=rows))
+        code = f"import os\n{first}\n" + SUPERVISED
+        return self.python("-c", code.format(prefix=prefix, grace_s=grace_s, save_s=save_s, term_s=term_s, children=rows))
 
     @staticmethod
     def end(popen: subprocess.Popen[str]) -> tuple[int, str, str]:

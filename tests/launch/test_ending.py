@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 
+from psgc.config import Config
 from psgc.launch.supervision.ending import Ending, Patience
 
 PATIENCE = Patience(fault_s=10.0, save_s=30.0, term_s=2.0)
@@ -29,6 +30,13 @@ def test_an_earlier_deadline_counts_and_a_later_one_does_not() -> None:
     ending.within(0.0, 102.0)
     assert ending.next(103.9) is None, "SIGKILL has its time after SIGTERM"
     assert ending.next(104.0) == signal.SIGKILL
+
+
+def test_ctrl_c_waits_for_those_whom_their_own_watchdog_ends() -> None:
+    patience = Patience.of(Config())
+    assert patience.after(signal.SIGINT) > Config().abort_grace_s
+    assert patience.after(signal.SIGTERM) == patience.grace_s < 10, "a container's runtime kills after 10 s"
+    assert Patience(grace_s=3600.0).after(signal.SIGINT) == 3600.0, "under Slurm"
 
 
 def test_what_is_withdrawn_may_be_due_again() -> None:

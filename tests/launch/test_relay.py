@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
-import os
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import pytest
 
@@ -28,21 +26,6 @@ def test_every_line_has_the_prefix_however_the_bytes_come(cuts: tuple[int, ...])
     text = b"one\ntwo\r\n\nend"
     edges = (0, *cuts, len(text))
     assert relayed([text[a:b] for a, b in itertools.pairwise(edges)])[0] == "[a] one\n[a] two\n[a] \n[a] end\n"
-
-
-class Unbuffered(io.BytesIO):
-    """As a pipe under PYTHONUNBUFFERED, when a signal comes amid each write."""
-
-    def write(self, data: Any) -> int:
-        return super().write(data[:3])
-
-
-@pytest.mark.parametrize("prefix", ["[a]", None])
-def test_a_stream_that_takes_a_part_of_a_write_gets_the_rest(prefix: str | None) -> None:
-    out = Unbuffered()
-    relay = Relay(prefix, out)
-    relay.feed(b"one line\nand another\n")
-    assert out.getvalue() == relayed([b"one line\nand another\n"], prefix)[0].encode()
 
 
 def test_a_line_without_an_end_waits_for_it() -> None:
@@ -96,15 +79,6 @@ def test_bytes_that_are_no_utf_8_pass() -> None:
     out = io.BytesIO()
     Relay("[a]", out).feed(b"\xff\xfe\n")
     assert out.getvalue() == b"[a] \xff\xfe\n"
-
-
-def test_a_reader_that_is_gone_is_told_to_whoever_feeds() -> None:
-    read, write = os.pipe()
-    os.close(read)
-    out: Any = os.fdopen(write, "wb", buffering=0)
-    with pytest.raises(BrokenPipeError):
-        Relay("[a]", out).feed(b"line\n")
-    out.close()
 
 
 def test_names_have_colours_of_their_own() -> None:

@@ -64,6 +64,16 @@ def test_the_setting_is_a_number() -> None:
         restarts_of({"PSGC_RESTARTS": "often"})
 
 
+def test_a_job_whose_output_nobody_reads_is_not_started_again(launched: Any) -> None:
+    popen = launched.job(PSGC_RESTARTS="2")
+    popen.stdout.close()
+    assert popen.wait(timeout=300) == 1
+    err = popen.stderr.read()
+    popen.stderr.close()
+    assert err.endswith("psgc run: nobody reads the output any more\n"), err
+    assert "(PSGC_RESTARTS)" not in err
+
+
 @pytest.mark.parametrize("which", ["scheduler,server", "worker"])
 def test_a_job_that_is_interrupted_on_one_machine_is_not_started_again_on_the_others(launched: Any, which: str) -> None:
     job = {

@@ -160,6 +160,7 @@ def test_ctrl_c_is_two_lines_where_it_was_and_that_it_was(launched: Any, how: st
         (("run", "--link-mbit", "nan", "--", "true"), {}, "--link-mbit nan: expected a rate"),
         (("run", "--link-mbit", "9", "--", "true"), {"PSGC_TRANSPORT": "shm"}, "PSGC_TRANSPORT=shm asks for shared memory"),
         (("run", "--", "true"), {"PSGC_PART_BYTES": "many"}, "PSGC_PART_BYTES='many'"),
+        (("run", "--", "true"), {"PSGC_TRACE": "/proc/no/folder"}, "the folder of timelines /proc/no/folder cannot be made"),
         (("run", "--plan", "nowhere.json", "--", "true"), {}, "plan nowhere.json: No such file or directory"),
         (("run", "--plan", "p", "--codec", "int8", "--", "true"), {}, "--codec int8 and --plan p: a plan names each bucket's codec"),
         (("run", "--layout-out", "nowhere/out", "--", "true"), {}, "--layout-out nowhere/out: no such directory"),

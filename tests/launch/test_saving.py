@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import pty
 import re
 import signal
 import sys
@@ -109,3 +110,20 @@ def test_one_that_dies_at_its_checkpoint_is_not_waited_for(launched: Any) -> Non
     stays = "import time; time.sleep(1000)"
     status, _, err = launched.end(launched.supervised(("a", dying, False), ("b", stays, False), grace_s=0.5, save_s=1e6))
     assert (status, "waited for" in err) == (4, False), err
+
+
+def test_a_checkpoint_that_is_written_because_the_terminal_is_lost_is_waited_for_and_may_print(launched: Any, tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    code = TELLING + "import signal\ndef save(*_):\n tell('saving')\n for i in range(15): print(i, flush=True); time.sleep(0.1)\n"
+    code += f" open({str(whole)!r}, 'w').close(); tell('saved'); sys.exit()\n"
+    code += "signal.signal(signal.SIGTERM, save); tell('joined', rank=0)\nwhile True: print('line', flush=True); time.sleep(0.01)"
+    terminal, end = pty.openpty()
+    lost = f"[os.dup2(os.open({os.ttyname(end)!r}, os.O_WRONLY | os.O_NOCTTY), fd) for fd in (1, 2)]"
+    popen = launched.supervised_with(lost, ("a", code, False), grace_s=0.5)
+    seen = b""
+    while b"line" not in seen:
+        seen += os.read(terminal, 1 << 16)
+    os.close(end)
+    os.close(terminal)
+    status, _, _ = launched.end(popen)
+    assert (status, whole.exists()) == (1, True)

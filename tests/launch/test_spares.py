@@ -31,6 +31,16 @@ print(os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpath(__file__
 """
 
 
+# The same job, in a script that imports byteps.
+AS_BYTEPS = """
+import os, runpy, sys
+import byteps.torch
+sys.path.insert(0, os.path.dirname(sys.argv[1]))
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
 def spare(task: dict[str, Any] | None, **env: str) -> subprocess.CompletedProcess[str]:
     told = "" if task is None else json.dumps(task) + "\n"
     return subprocess.run(
@@ -64,8 +74,13 @@ def test_a_spare_that_is_told_nothing_ends_without_a_word() -> None:
 def train(launched: Any, folder: Path, kills: Sequence[int], launcher: str) -> tuple[set[tuple[str, str]], set[str], str]:
     """Steps and losses, what was found at the end, and stderr. kills: steps after which rank 1 is killed."""
     command, pace = (sys.executable, JOB, "30", "none", "0.01"), Pace()
-    if launcher == "psgc run":
-        popen = launched.psgc("run", "--no-prefix", "--spares", "1", "--workers", "2", "--", *command, **WAIT, **pace.env)
+    if launcher in ("psgc run", "--as-byteps"):
+        more, script = ([launcher], [str(folder / "script.py")]) if launcher == "--as-byteps" else ([], [])
+        for path in script:
+            Path(path).write_text(AS_BYTEPS)
+        popen = launched.psgc(
+            "run", *more, "--no-prefix", "--spares", "1", "--workers", "2", "--", command[0], *script, *command[1:], **WAIT, **pace.env
+        )
     elif launcher == "--hostfile":
         (folder / "hosts").write_text("localhost slots=2\n")
         near = ("--ssh", "/no/ssh", "--start-timeout", "200", "--hostfile", str(folder / "hosts"), *(f"--env={name}" for name in pace.env))
@@ -101,6 +116,12 @@ def test_spares_take_dead_workers_places_one_after_the_other_and_change_nothing(
     assert killed[2].count("; a spare process takes its place") == 2, killed[2]
     assert plain[:2] == killed[:2] and len(killed[1]) == 1
     assert "spare" not in plain[2], "those that were not needed end with the job"
+
+
+def test_a_spare_finds_byteps_as_the_worker_did(launched: Any, tmp_path: Path) -> None:
+    err = train(launched, tmp_path, (5,), "--as-byteps")[2]
+    assert err.count("; a spare process takes its place") == 1, err
+    assert "; another process takes its place" not in err, "as where the spare has died of an import"
 
 
 def test_a_spare_that_dies_ends_nothing(launched: Any) -> None:

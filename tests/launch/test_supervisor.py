@@ -156,6 +156,25 @@ def test_ctrl_c_reaches_python_as_keyboard_interrupt_and_its_tidying_is_waited_f
     assert (status, out, last(err)) == (130, "saved\n", "launcher: ended by SIGINT")
 
 
+INTERRUPTED = """
+import os, sys
+from psgc.launch.supervision.ending import Patience
+from psgc.launch.supervision.supervisor import Supervisor
+with Supervisor("launcher", False, Patience(fault_s=100, grace_s=0.5, term_s=0.2)) as supervisor:
+    supervisor.start("a", [sys.executable, "-c", {code!r}], os.environ)
+    status = supervisor.run()
+sys.exit(status)
+"""
+
+
+def test_after_ctrl_c_who_hangs_has_the_time_to_be_ended_by_its_own_watchdog(launched: Any) -> None:
+    code = "import time\ntry: print('up', flush=True); time.sleep(1000)\nexcept KeyboardInterrupt:\n time.sleep(2); print('where it was')"
+    popen = launched.python("-c", INTERRUPTED.format(code=code))
+    launched.read_until(popen, "up")
+    popen.send_signal(signal.SIGINT)
+    assert launched.end(popen)[:2] == (130, "where it was\n")
+
+
 def test_a_second_ctrl_c_kills_at_once(launched: Any) -> None:
     code = STUBBORN.replace("signal(SIGINT, SIG_IGN)", "signal(SIGINT, lambda *_: print('not yet', flush=True))").replace(
         "time.sleep(1000)", "[time.sleep(1) for _ in range(1000)]"
@@ -241,6 +260,16 @@ def test_a_launcher_whose_output_nobody_reads_ends_its_job(launched: Any) -> Non
     assert popen.wait(timeout=300) == 1
     assert "nobody reads the output" in popen.stderr.read()
     popen.stderr.close()
+
+
+def test_a_full_disk_under_the_output_is_said_and_the_job_goes_on(launched: Any) -> None:
+    code = "import sys\nfor i in range(100): print(i, flush=True)\nprint('done', file=sys.stderr)"
+    full = launched.supervised_with("os.dup2(os.open('/dev/full', os.O_WRONLY), 1)", ("a", code, False))
+    status, _, err = launched.end(full)
+    assert status == 0, err
+    assert sorted(err.splitlines()) == [
+        "[a] done", "launcher: stdout cannot be written (No space left on device): output is lost meanwhile, and the job goes on",
+    ]  # fmt: skip
 
 
 def test_much_output_on_both_streams_arrives_whole(launched: Any) -> None:
