@@ -77,7 +77,7 @@ def DistributedOptimizer(  # noqa: N802 - BytePS's and Horovod's name
     Raises UsageError for residuals_follow_lr with momentum, unnamed or doubly named parameters, dtypes that psgc does not carry
     and plans that cannot be run; CodecError.
     """
-    check_optimizer(optimizer, "DistributedOptimizer", lbfgs=True)
+    check_optimizer(optimizer, "DistributedOptimizer")
     if hasattr(optimizer, "_psgc_names"):
         raise UsageError("this optimizer is a DistributedOptimizer already; wrap each optimizer once")
     refuse_replaced_step(optimizer, "DistributedOptimizer")
