@@ -17,7 +17,7 @@ import pkgutil
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -25,6 +25,7 @@ from typing import Any, Final
 
 import psgc
 from psgc.diagnostics.compiling import gpu_kernels_counted_by, moving_bar, observed_by
+from psgc.processes.caches import kernel_folders
 
 BROADCAST_CODEC: Final = "none"  # parameters are broadcast uncompressed, whatever the job's codec is
 PLANNER: Final = "the planner"  # the search's own kernels
@@ -44,7 +45,7 @@ def everything() -> list[str]:
 
 def is_warm(text: str) -> bool:
     """Whether the codec's kernels have been compiled here, for this processor and these versions."""
-    return any((folder / _mark(text)).exists() for folder in _folders())
+    return any(os.path.exists(folder / _mark(text)) for folder in _folders())
 
 
 def prepare(texts: Iterable[str]) -> None:
@@ -172,14 +173,13 @@ def _load_on_gpu(text: str, device: Any) -> None:
         torch.cuda.synchronize(device)
 
 
-def _folders() -> Iterator[Path]:
+def _folders() -> tuple[Path, ...]:
     """Folders that kernels may be kept in: the same as in ``kernel_cache``, without loading the compiler."""
-    yield Path(os.environ.get("NUMBA_CACHE_DIR") or _CODECS / "__pycache__") / "psgc-kernels"
-    yield Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "psgc" / "psgc-kernels"
+    return kernel_folders(Path(os.environ.get("NUMBA_CACHE_DIR") or _CODECS / "__pycache__"))
 
 
 def _can_be_made(folder: Path) -> bool:
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    existing = next(path for path in (folder, *folder.parents) if os.path.exists(path))  # of Path, it raises where one may not look
     return os.access(existing, os.W_OK | os.X_OK)
 
 

@@ -17,6 +17,7 @@ from numba.core.dispatcher import Dispatcher
 from psgc.codecs import onebit, shared
 from psgc.codecs.common import floats
 from psgc.codecs.jit import kernel as jit
+from psgc.codecs.jit import kernel_cache
 from psgc.codecs.jit.kernel import I64, IN_F32, OUT_F32, SCALAR_F32, helper, kernel
 from psgc.codecs.jit.kernel_cache import KernelCache
 from psgc.codecs.registry import parse_codec
@@ -25,6 +26,7 @@ from psgc.plan.local_search import descent, space
 from psgc.plan.methods import bound
 from psgc.plan.methods import espresso_trials as trial
 from psgc.plan.model import bucketing, curves, timeline
+from tests.homes import without_home
 
 TINY = """
 import numpy as np
@@ -189,9 +191,9 @@ def test_every_kernel_lets_go_of_the_interpreter_and_keeps_strict_floats(name: s
     assert function.targetoptions["fastmath"] is False, name
 
 
-def start(folder: Path, cache: Path, before: str = "") -> subprocess.Popen[str]:
-    (folder / "tiny.py").write_text(before + TINY)
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(cache), "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
+def start(folder: Path, cache: Path, **env: str) -> subprocess.Popen[str]:
+    (folder / "tiny.py").write_text(TINY)
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(cache), "PYTHONPATH": os.pathsep.join([str(folder), *sys.path]), **env}
     command = [sys.executable, "-c", "import tiny"]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -212,10 +214,20 @@ def test_processes_that_start_together_on_a_cold_cache_all_get_right_kernels(tmp
 def test_a_folder_that_cannot_be_written_costs_the_cache_but_not_the_run(tmp_path: Path) -> None:
     blocked = tmp_path / "a-file"
     blocked.write_text("")
-    no_home = f"import numba.misc.appdirs as a; a.AppDirs.user_cache_dir = {str(blocked)!r}\n"
-    out, err = start(tmp_path, blocked, no_home).communicate(timeout=300)
+    out, err = start(tmp_path, blocked, XDG_CACHE_HOME=str(blocked)).communicate(timeout=300)
     assert out.strip() == DOUBLED, err
     assert "kernel cache off" in err
+
+
+def test_a_user_without_a_home_has_no_folder_for_kernels_in_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """And none that is named "~" in the current folder."""
+    blocked = tmp_path / "a-file"
+    blocked.write_text("")
+    without_home(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(kernel_cache._numba.config, "CACHE_DIR", str(blocked))
+    assert kernel_cache.cache_folder.__wrapped__() is None
+    assert list(tmp_path.iterdir()) == [blocked]
 
 
 FAMILY = f"""

@@ -10,9 +10,12 @@ import hashlib
 import numpy as np
 import scipy.fft
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 import psgc.torch as psgc
+from psgc.errors import UsageError
 
 STEPS, LR, DECAY, K = 12, 2e-3, 0.9, 24
 
@@ -94,6 +97,26 @@ def by_demo(resumed: bool = False) -> tuple[list[torch.Tensor], list[float]]:
     return [parameter.detach() for parameter in model.parameters()], losses
 
 
+def refused() -> None:
+    """What averages the same gradients is wrapped around the model before the optimizer is made, and after."""
+    model = model_of()
+    kept = [psgc.DistributedDataParallel(model)]
+    try:
+        psgc.DeMo(model.named_parameters())
+    except UsageError as error:
+        print(f"refused: {error}", flush=True)
+    model = model_of()
+    optimizer = psgc.DeMo(model.named_parameters())
+    dist.init_process_group("gloo", rank=psgc.rank(), world_size=psgc.size())
+    kept.append(DistributedDataParallel(model))
+    try:
+        optimizer.step()
+    except UsageError as error:
+        print(f"refused: {error}", flush=True)
+    del kept
+    dist.destroy_process_group()
+
+
 def main() -> None:
     psgc.init()
     wanted = by_hand()
@@ -112,6 +135,7 @@ def main() -> None:
         last.grad.view(-1)[0] = float("inf")
     optimizer.step()
     print(f"infinity {bool(last.isnan().all())}", flush=True)
+    refused()
     psgc.shutdown()
 
 

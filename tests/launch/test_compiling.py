@@ -21,6 +21,7 @@ from psgc.diagnostics import compiling
 from psgc.diagnostics.compiling import observed_by
 from psgc.errors import DeviceError
 from psgc.launch.job import warming
+from tests.homes import without_home
 from tests.plan.commands import psgc
 
 SIGNATURE = I64(I64)
@@ -116,6 +117,19 @@ def test_warm_compiles_ahead_says_so_and_finds_it_done_the_next_time(launched: A
     code = "import json, sys; from psgc.launch.job.warming import is_warm, prepare; prepare([]); print(is_warm('none'), 'numba' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **cold}, capture_output=True, text=True, check=True)
     assert done.stdout == "True False\n", "a launcher sees it without loading the compiler"
+
+
+def test_a_user_without_a_home_has_kernels_beside_the_package_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_home(monkeypatch)
+    assert not warming.is_warm("a codec that nobody has compiled")
+    assert [folder.is_relative_to(warming._CODECS) for folder in warming._folders()] == [True]
+
+
+def test_a_home_that_may_not_be_entered_has_no_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a container that is run by another user than it was made for. A name that is too long stands in for the missing right, which root has."""
+    monkeypatch.setenv("XDG_CACHE_HOME", f"/{'x' * 300}")
+    assert not warming.is_warm("a codec that nobody has compiled")
+    assert [warming._can_be_made(folder) for folder in warming._folders()][1] == os.access("/", os.W_OK), "of what is there above it"
 
 
 def test_a_codec_that_is_none_is_one_line(launched: Any) -> None:

@@ -15,7 +15,7 @@ import psgc.torch as psgc
 from psgc.errors import LayoutMismatch, UsageError
 from psgc.torch.tensors.broadcast import CHUNK_BYTES, HEAD_BYTES, broadcast_from_root
 from psgc.worker.session import ROOT_OF
-from tests.torch.small_models import seeded
+from tests.torch.small_models import seeded, weights
 
 
 def model_of(seed: int) -> nn.Module:
@@ -282,7 +282,28 @@ def test_a_distributed_optimizer_resumes_on_every_rank(ranks: Any) -> None:
     assert first == second
 
 
-@pytest.mark.usefixtures("alone")
-def test_lbfgs_is_refused() -> None:
-    with pytest.raises(UsageError, match="LBFGS"):
-        psgc.broadcast_optimizer_state(torch.optim.LBFGS([torch.ones(2)]))
+def test_lbfgs_goes_on_on_every_rank_from_the_roots_directions(ranks: Any) -> None:
+    x = torch.randn(16, 3, generator=torch.Generator().manual_seed(0))
+
+    def stepped(model: nn.Module, optimizer: torch.optim.LBFGS, steps: int) -> list[float]:
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+            loss.backward()
+            return loss
+
+        return [optimizer.step(closure).item() for _ in range(steps)]
+
+    def work(rank: int) -> tuple[list[float], list[float]]:
+        model = seeded(lambda: nn.Linear(3, 1), rank)
+        optimizer = torch.optim.LBFGS(model.parameters(), lr=0.3 if rank == 0 else 1.0, max_iter=2)
+        if rank == 0:
+            stepped(model, optimizer, 3)
+        psgc.broadcast_parameters(model.state_dict())
+        psgc.broadcast_optimizer_state(optimizer)
+        return stepped(model, optimizer, 2), weights(model)
+
+    first, second = ranks.run(2, work)
+    whole = seeded(lambda: nn.Linear(3, 1), 0)
+    losses = stepped(whole, torch.optim.LBFGS(whole.parameters(), lr=0.3, max_iter=2), 5)
+    assert first == second == (losses[3:], weights(whole))

@@ -29,6 +29,12 @@ def test_ranks_take_the_published_steps_and_go_on_from_their_states(make_job: Ca
         assert float(last) < float(first)
     assert told[0]["whole"][0] == told[0]["resumed"][0], "momenta are part of what is saved"
     assert all("infinity True" in text for text in texts), "of one rank, and all ranks' parameters say so"
+    twice = "averages the gradient of '0.weight' over all ranks in every step, so that DeMo would save nothing"
+    for text in texts:
+        lines = [line for line in text.splitlines() if line.startswith("refused: DeMo: ")]
+        assert [f"{who} {twice}" in line for who, line in zip(("psgc (model0)", "DistributedDataParallel"), lines, strict=True)] == [
+            True
+        ] * 2
 
 
 def test_a_job_without_servers_is_told_in_a_line(make_job: Callable[..., Any]) -> None:
@@ -217,6 +223,38 @@ def test_what_is_no_model_is_told(alone: None) -> None:
     optimizer = psgc.DeMo(model().named_parameters())
     with pytest.raises(UsageError, match="the state has no momentum"):
         optimizer.load_state_dict(torch.optim.SGD(model().parameters(), lr=0.1).state_dict())
+
+
+@pytest.mark.parametrize(
+    ("wrap", "by"),
+    [
+        (lambda own, optimizer: psgc.DistributedOptimizer(optimizer, own.named_parameters()), "DistributedOptimizer"),
+        (psgc.CrossBarrier, "CrossBarrier"),
+        (lambda own, optimizer: psgc.DiLoCo(own, optimizer, every=2), "DiLoCo"),
+    ],
+)
+def test_nothing_averages_what_it_exchanges_by_itself(alone: None, wrap: Callable[..., Any], by: str) -> None:
+    own = model()
+    with pytest.raises(UsageError, match=f"{by}: DeMo exchanges by itself; use it as it is"):
+        wrap(own, psgc.DeMo(own.named_parameters()))
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"PSGC_PLAN": "auto"}, "DeMo sends momenta by a codec of its own, not by PSGC_PLAN=auto; run it without"),
+        ({"PSGC_ASYNC": "1"}, "PSGC_ASYNC=1 (BYTEPS_ENABLE_ASYNC) asks for asynchronous training, which DistributedOptimizer does"),
+    ],
+)
+def test_what_is_asked_for_in_vain_is_told(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, settings: dict[str, str], text: str
+) -> None:
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    request.getfixturevalue("alone")
+    with pytest.raises(UsageError) as raised:
+        psgc.DeMo(model().named_parameters())
+    assert text in str(raised.value)
 
 
 FIRST_STEP = """

@@ -163,3 +163,7 @@ def test_what_cannot_go_on_says_so_before_anything_is_left() -> None:
     assert psgc.is_initialized()
     adam: Any = psgc.OneBitAdam(linear().named_parameters(), lr=0.1, warmup_steps=1)
     assert adam.param_groups
+    momenta = psgc.DeMo(linear().named_parameters())
+    with pytest.raises(UsageError, match=r"suspend\(\): DeMo cannot go on in a job of another size; save its state, and start a new job"):
+        psgc.suspend()
+    assert psgc.is_initialized() and momenta.state_dict()["momentum"]

@@ -23,9 +23,9 @@ import numba
 import numba.core.caching
 import numba.core.compiler
 import numba.core.serialize
-import numba.misc.appdirs
 
 from psgc.codecs.jit.fingerprint import VERSIONS, UnseenError, fingerprint
+from psgc.processes.caches import kernel_folders
 
 logger = logging.getLogger(__name__)
 _numba: Any = numba  # untyped
@@ -108,8 +108,7 @@ def cache_of(function: Callable[..., Any], options: dict[str, Any]) -> KernelCac
 
 def _candidates() -> tuple[Path, ...]:
     """The folders that are searched for kernels, the preferred one for new kernels first."""
-    beside = Path(_numba.config.CACHE_DIR or Path(__file__).parents[1] / "__pycache__")
-    return beside / "psgc-kernels", Path(_numba.misc.appdirs.AppDirs("psgc", appauthor=False).user_cache_dir) / "psgc-kernels"
+    return kernel_folders(Path(_numba.config.CACHE_DIR or Path(__file__).parents[1] / "__pycache__"))
 
 
 @functools.cache

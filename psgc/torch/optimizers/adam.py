@@ -29,7 +29,7 @@ from psgc.torch.gradients.momenta import Momenta
 from psgc.torch.optimizers.adam_step import Options, adam_step, check_options, own_update, take_over
 from psgc.torch.optimizers.averaging import Distributed
 from psgc.torch.optimizers.wrapping import check_passes, pairs_of, parameter_spec, refuse_no_parameters
-from psgc.torch.plans.choice import Choice, refuse_asynchronous
+from psgc.torch.plans.choice import Choice, refuse_asynchronous, refuse_plan
 from psgc.torch.session import api
 from psgc.torch.session.backup import refuse_backup
 from psgc.torch.session.replaceable import refuse_replaceable
@@ -58,10 +58,7 @@ class FrozenVarianceAdam(Distributed):
         refuse_backup(session, "an optimizer that sends momenta")
         if session.config.async_mode:
             refuse_asynchronous(type(self).__name__)
-        if session.config.plan:
-            raise UsageError(
-                f"{type(self).__name__} sends momenta by a codec of its own, not by PSGC_PLAN={session.config.plan}; run it without"
-            )
+        refuse_plan(session, type(self).__name__)
         carried = codec_text(codec, "float32")
         self._psgc_join(session, {}, Choice(codec_text(warmup_codec, "float32")), backward_passes_per_step)
         self._momenta = Momenta(session, self._psgc_gradients.exchange.name, carried)

@@ -18,6 +18,7 @@ from psgc.torch.gradients.exchange import GradientExchange
 from psgc.torch.gradients.linearity import CodecAdvice
 from psgc.torch.gradients.unbarriered import UnbarrieredGradients
 from psgc.torch.optimizers.averaging import Distributed
+from psgc.torch.optimizers.demo import refuse_exchanging
 from psgc.torch.optimizers.partial_step import PartialSteps
 from psgc.torch.optimizers.refusals import refuse_foreign
 from psgc.torch.optimizers.wrapping import (
@@ -73,6 +74,7 @@ def CrossBarrier(  # noqa: N802 - BytePS's name
         )
     if not isinstance(model, torch.nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(f"CrossBarrier(model, optimizer): got {type(model).__name__} and {type(optimizer).__name__}")
+    refuse_exchanging(optimizer, "CrossBarrier")
     refuse_replaced_step(optimizer, "CrossBarrier")
     check_passes(backward_passes_per_step)
     check_count("CrossBarrier: num_steps", num_steps)

@@ -21,6 +21,8 @@ from psgc.codecs.outer import CHUNK, SIDE, numel_in_squares, sides_of
 from psgc.codecs.relay import join_payloads
 from psgc.errors import NonFiniteError, UsageError
 from psgc.torch.optimizers.wrapping import refuse_copy, refuse_no_parameters
+from psgc.torch.plans.choice import refuse_asynchronous, refuse_plan
+from psgc.torch.rarely.averaged import Averaged
 from psgc.torch.session import api
 from psgc.torch.session.backup import refuse_backup
 from psgc.torch.session.replaceable import refuse_replaceable
@@ -31,6 +33,7 @@ from psgc.torch.tensors.declaring import declaration, spec_of
 from psgc.torch.tensors.sent import FilledBucket
 from psgc.torch.tensors.shards import refuse_pieces
 from psgc.worker.residuals.residual import LayoutMemory, TensorMemory
+from psgc.worker.session import Session
 
 Named = Iterable[tuple[str, torch.Tensor]]
 _STILL: Final = Stream(0, 0, 0, 0)  # it draws no random numbers
@@ -38,7 +41,7 @@ MASTER: Final = "master"  # in the state of a parameter of 16 bits
 CARRIED: Final = (torch.float32, torch.bfloat16, torch.float16)
 
 
-class DeMo(torch.optim.Optimizer):
+class DeMo(torch.optim.Optimizer, api.Member):
     """DeMo (Peng, Quesnelle and Kingma 2024) over servers, which relay what ranks send.
 
         optimizer = psgc.DeMo(model.named_parameters(), lr=1e-3)
@@ -94,6 +97,10 @@ class DeMo(torch.optim.Optimizer):
         self._session = session = api.current_session()
         refuse_replaceable(session, "DeMo")
         refuse_backup(session, "DeMo")
+        if session.config.async_mode:
+            refuse_asynchronous("DeMo")
+        refuse_plan(session, "DeMo")
+        self._averaged = Averaged(dict(named), session, "DeMo")
         if not session.config.solo and not session.config.servers:
             raise UsageError(
                 "DeMo: servers relay what ranks send, and this job has none: start some (psgc run --servers 1, DMLC_NUM_SERVER)"
@@ -105,6 +112,15 @@ class DeMo(torch.optim.Optimizer):
         parse_scheme(self._codec).warm()  # kernels are compiled, or loaded, here and not in the first step
         self._alone = [_Alone(self._codec, squares_of(parameter)) for _, parameter in named] if session.config.solo else []
         self._declare(LayoutMemory())
+        api.add_member(self)
+
+    @property
+    def session(self) -> Session:
+        return self._session
+
+    def check_leaving(self) -> None:
+        """Raise UsageError: momenta are of the job's ranks."""
+        raise UsageError("suspend(): DeMo cannot go on in a job of another size; save its state, and start a new job")
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Raises UsageError once the optimizer is made: what ranks exchange is fixed then."""
@@ -130,6 +146,7 @@ class DeMo(torch.optim.Optimizer):
     @uncompiled
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Exchange this step's gradients through the momentum, and move every parameter by the sign of the sum."""
+        self._averaged.check()  # a model may be wrapped after its optimizer was made
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -247,6 +264,12 @@ class _Alone:
         sent = sent[: encoded.payload_bytes]
         self._state.apply(answer[: join_payloads([sent], answer)], [sent], values, self.residual, 1.0)
         return True
+
+
+def refuse_exchanging(optimizer: Any, by: str) -> None:
+    """Raise UsageError for an optimizer that exchanges by itself what ``by`` would average before."""
+    if isinstance(optimizer, DeMo):
+        raise UsageError(f"{by}: DeMo exchanges by itself; use it as it is")
 
 
 def _number(value: Any) -> float:

@@ -19,6 +19,7 @@ from psgc.torch.gradients.linearity import CodecAdvice, learning_rates
 from psgc.torch.gradients.rows import Sparse, rows_among
 from psgc.torch.optimizers.asynchronous import make_asynchronous
 from psgc.torch.optimizers.averaging import Distributed
+from psgc.torch.optimizers.demo import refuse_exchanging
 from psgc.torch.optimizers.overlapped import check_overlapped, overlapped
 from psgc.torch.optimizers.refusals import refuse_foreign
 from psgc.torch.optimizers.wrapping import become, check_passes, names_of, refuse_replaced_step, trained
@@ -77,9 +78,10 @@ def DistributedOptimizer(  # noqa: N802 - BytePS's and Horovod's name
     Raises UsageError for residuals_follow_lr with momentum, unnamed or doubly named parameters, dtypes that psgc does not carry
     and plans that cannot be run; CodecError.
     """
-    check_optimizer(optimizer, "DistributedOptimizer", lbfgs=True)
+    check_optimizer(optimizer, "DistributedOptimizer")
     if hasattr(optimizer, "_psgc_names"):
         raise UsageError("this optimizer is a DistributedOptimizer already; wrap each optimizer once")
+    refuse_exchanging(optimizer, "DistributedOptimizer")
     refuse_replaced_step(optimizer, "DistributedOptimizer")
     check_passes(backward_passes_per_step)
     session = api.current_session()

@@ -94,6 +94,12 @@ def refuse_asynchronous(by: str) -> NoReturn:
     )
 
 
+def refuse_plan(session: Session, by: str) -> None:
+    """Raise UsageError under PSGC_PLAN: for what sends momenta, by a codec of its own."""
+    if session.config.plan:
+        raise UsageError(f"{by} sends momenta by a codec of its own, not by PSGC_PLAN={session.config.plan}; run it without")
+
+
 def _automatic(session: Session, given: str) -> Choice:
     if session.whole is not session:
         raise UsageError("auto measures whole jobs, and psgc was initialized for one dimension of a mesh; name a codec or a plan")

@@ -1,4 +1,4 @@
-"""Parameters whose gradients all ranks average in every step already: who exchanges them rarely besides saves nothing, and trains otherwise than it says."""
+"""Parameters whose gradients all ranks average in every step already: who exchanges less of them besides saves nothing, and trains otherwise than it says."""
 
 from __future__ import annotations
 
@@ -40,5 +40,5 @@ class Averaged:
         for name, parameter in self._parameters.items():
             if id(parameter) in averaged:
                 raise UsageError(
-                    f"{self._by}: {who} averages the gradient of {name!r} over all ranks in every step, so that exchanging rarely would save nothing: {mend}"
+                    f"{self._by}: {who} averages the gradient of {name!r} over all ranks in every step, so that {self._by} would save nothing: {mend}"
                 )

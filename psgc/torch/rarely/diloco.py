@@ -21,6 +21,7 @@ from psgc.errors import CodecError, UsageError
 from psgc.layout.update_rule import UpdateRule
 from psgc.torch.ddp import amp
 from psgc.torch.gradients.front_end import FrontEnd
+from psgc.torch.optimizers.demo import refuse_exchanging
 from psgc.torch.plans.choice import Choice, Given, chosen
 from psgc.torch.rarely.averaged import Averaged
 from psgc.torch.rarely.counting import count, forget, refuse_another
@@ -77,6 +78,7 @@ class DiLoCo:
     ) -> None:  # fmt: skip
         parts, self._frozen = parts_of(model, fragments, "DiLoCo"), Frozen(model, inner, "DiLoCo")
         refuse_another(inner, "DiLoCo")
+        refuse_exchanging(inner, "DiLoCo")
         for name, parameter in (each for part in parts for each in part.items()):
             held_dtype(parameter, name, "DiLoCo")
         self._schedule, self._mix = Schedule(every, len(parts), delay), mix

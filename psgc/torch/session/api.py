@@ -148,8 +148,9 @@ def _open(config: Config) -> Session:
 def suspend() -> None:
     """Leave the job, to go on in another one of another size: with ``resume``. Call it on every worker of the job between two steps; the job then
     ends in order, and with it its scheduler and its servers. What codecs keep on this rank, and its share of what they keep on servers, goes along
-    and is sent with the first gradient after ``resume``. Raises UsageError in the middle of a step, and where something cannot go on (ddp_hook,
-    OneBitAdam, auto, the loop of an Elastic).
+    and is sent with the first gradient after ``resume``. Raises UsageError in the middle of a step, and where something cannot go on (ddp_hook, fsdp_hook,
+    OneBitAdam and ZeroOneAdam once they have sent a momentum, DeMo, DiLoCo, HeldTensors, auto, PSGC_PROFILE, PSGC_BACKUP_WORKERS, asynchronous training, one
+    dimension of a mesh, the loop of an Elastic); nothing has been left then.
     """
     global _session, _left, _suspended
     session = current_session()

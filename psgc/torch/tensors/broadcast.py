@@ -80,7 +80,7 @@ def broadcast_optimizer_state(
 ) -> None:
     """Give every rank the root's ``optimizer.state_dict()``: options and state, in its dtypes, also where a rank has no state yet.
 
-    Tensors travel as broadcasts, the rest as an object (see ``broadcast_object``, also on allow_pickle). Raises UsageError for LBFGS.
+    Tensors travel as broadcasts, the rest as an object (see ``broadcast_object``, also on allow_pickle).
     """
     check_optimizer(optimizer, "broadcast_optimizer_state")
     refuse_replaceable(api.current_session(), "broadcast_optimizer_state", INSTEAD)
@@ -224,13 +224,11 @@ def _read(data: bytearray, root_rank: int, allow_pickle: bool) -> Any:
     return pickle.loads(memoryview(data)[1:])
 
 
-def check_optimizer(optimizer: Any, what: str, *, lbfgs: bool = False) -> None:
-    """Raise UsageError for what is no optimizer, such as its class or a model, and for LBFGS unless that is welcome."""
+def check_optimizer(optimizer: Any, what: str) -> None:
+    """Raise UsageError for what is no optimizer, such as its class or a model."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         got = f"the class {optimizer.__name__}" if isinstance(optimizer, type) else f"a {type(optimizer).__name__}"
         raise UsageError(f"{what}: the first argument is the optimizer, such as torch.optim.SGD(model.parameters(), lr=0.1), but got {got}")
-    if not lbfgs:
-        refuse_lbfgs(optimizer, what)
 
 
 def refuse_lbfgs(optimizer: torch.optim.Optimizer, what: str) -> None:
