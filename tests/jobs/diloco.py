@@ -95,7 +95,8 @@ def diloco(codec: str, every: int, fragments: int, delay: int, mix: float, outer
 def interrupted(
     codec: str, every: int, fragments: int, delay: int, mix: float, outer: str, on: str, at: int | None
 ) -> tuple[Trained, Trained | None]:
-    """A run, and one that goes on from the state that it had after ``at`` steps."""
+    """A run, and one that goes on from the state that it had after ``at`` steps, with what the model and the inner optimizer had: of several fragments, which
+    are then in the middle of a round, loaded before DiLoCo is made, and of one after it."""
     model = model_of(psgc.rank())
     inner, draw = torch.optim.AdamW(model.parameters(), lr=1e-2), torch.Generator().manual_seed(psgc.rank())
     losses: list[float] = []
@@ -114,9 +115,13 @@ def interrupted(
     model = model_of(9)
     inner = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)  # of gradients, and not of what is exchanged
-    with psgc.DiLoCo(model, inner, **settings) as outside:
+    if fragments > 1:
         model.load_state_dict(of_model)
         inner.load_state_dict(of_inner)
+    with psgc.DiLoCo(model, inner, **settings) as outside:
+        if fragments == 1:
+            model.load_state_dict(of_model)
+            inner.load_state_dict(of_inner)
         outside.load_state_dict(of_outside)
         for _ in range(STEPS - at):
             losses.append(inner_step(model, inner, draw, scaler))

@@ -345,6 +345,27 @@ def test_a_state_that_is_kept_in_memory_stays_as_it_was(alone: None) -> None:
     assert all(torch.equal(one, other) for again in found[1:] for one, other in zip(found[0], again, strict=True))
 
 
+@pytest.mark.parametrize("on", ["workers", "servers"])
+@pytest.mark.parametrize("steps", [3, 4], ids=["within-a-round", "after-an-exchange"])
+def test_a_state_gives_a_rank_its_own_parameters_and_buffers_back(alone: None, on: Any, steps: int) -> None:
+    """Rank 0's have taken their place when it was made."""
+    own = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).bfloat16()
+    outside = psgc.DiLoCo(own, torch.optim.SGD(own.parameters(), lr=0.1), every=2, on=on)
+    for _ in range(steps):
+        outside.zero_grad()
+        own(torch.randn(4, 3, dtype=torch.bfloat16)).square().sum().backward()
+        outside.step()
+    state, wanted = outside.state_dict(), copy.deepcopy(own.state_dict())
+    assert (state["fragments"][0]["own"] is None) == (steps == 4), "what the outer parameters say already takes no room"
+    with torch.no_grad():
+        for value in own.state_dict().values():
+            value.zero_()
+    outside.load_state_dict(state)
+    for name, value in own.state_dict().items():
+        assert torch.equal(value, wanted[name]), name
+    outside.finish()
+
+
 def test_a_block_whose_last_exchange_fails_leaves_nothing_behind(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
     own = model()
     inner = torch.optim.SGD(own.parameters(), lr=0.1)

@@ -10,7 +10,7 @@ the outer step on servers. What travels may be compressed by any codec that grad
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Literal
 
@@ -24,7 +24,7 @@ from psgc.torch.gradients.front_end import FrontEnd
 from psgc.torch.plans.choice import Choice, Given, chosen
 from psgc.torch.rarely.averaged import Averaged
 from psgc.torch.rarely.counting import count, forget, refuse_another
-from psgc.torch.rarely.fragment import Fragment, Frozen, Outer, parts_of, together
+from psgc.torch.rarely.fragment import Fragment, Frozen, Outer, on_host, parts_of, together
 from psgc.torch.rarely.held_fragment import HeldFragment
 from psgc.torch.rarely.rendezvous import Rendezvous
 from psgc.torch.rarely.schedule import Schedule
@@ -113,6 +113,7 @@ class DiLoCo:
             together([agree, *(each.declare for each in own)])
             self._fragments, self._front = own, _Front(own)
         self.inner, self.steps, self._sharded = inner, 0, sharding_modules(model)
+        self._buffers = partial(_buffers, model, _first(model).keys())
         self._own_numbers = rule is not None  # of the outer optimizer, whatever a state says
         self._rendezvous = Rendezvous(name, len(parts))
         self._entered: dict[int, int] = {}  # by fragment that is under way, where its ranks meet
@@ -241,19 +242,21 @@ class DiLoCo:
         return self.inner.param_groups
 
     def state_dict(self) -> dict[str, Any]:
-        """The steps taken, outer parameters, the outer optimizer's state and what codecs keep on this rank: a file for each rank, beside the model's and the
-        inner optimizer's. Every rank must ask, between the same two steps. What is under way is waited for, and is in the state: it is taken when it would have
-        been."""
+        """The steps taken, outer parameters, the outer optimizer's state, what codecs keep on this rank, and this rank's buffers and, where they are others than
+        the outer ones, parameters: a file for each rank, beside the model's and the inner optimizer's. Every rank must ask, between the same two steps. What is
+        under way is waited for, and is in the state: it is taken when it would have been."""
         self._told.saved()
         return {
             "steps": self.steps, "met": self._met, "since": list(self._since), "fragments": [fragment.state() for fragment in self._fragments],
+            "buffers": {name: on_host(buffer) for name, buffer in self._buffers().items()},
             "residuals": None if self._front is None else self._front.state(),
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from ``state_dict()`` of this rank, in a job of as many ranks with the same fragments. Every rank must call it, with the model's and the inner
-        optimizer's state loaded, too; what is under way is dropped. An outer rule's numbers are those that it was made with, not the state's; a function's
-        optimizer takes the state's, as torch's do. Raises UsageError for what does not fit, and nothing is changed then."""
+        optimizer's state loaded, too, before DiLoCo is made or after: what rank 0's parameters and buffers took the place of then is this rank's again. What is
+        under way is dropped. An outer rule's numbers are those that it was made with, not the state's; a function's optimizer takes the state's, as torch's do.
+        Raises UsageError for what does not fit, and nothing is changed then."""
         if not isinstance(state, Mapping) or not {"steps", "met", "since", "fragments", "residuals"} <= set(state):
             raise UsageError("DiLoCo: this is no state of a DiLoCo's state_dict()")
         if len(state["fragments"]) != len(self._fragments):
@@ -265,9 +268,14 @@ class DiLoCo:
             raise UsageError(f'DiLoCo: the state is of outer steps on {there}; make it with on="{there}"')
         for fragment, of in zip(self._fragments, state["fragments"], strict=True):
             fragment.check_state(of)
+        reshard(self._sharded)  # before pieces are written, as in ``finish``
         for place, (fragment, of) in enumerate(zip(self._fragments, state["fragments"], strict=True)):
             self._met_others(place)
             fragment.go_on(of, self._own_numbers)
+        for name, buffer in self._buffers().items():
+            saved_one = state.get("buffers", {}).get(name)
+            if saved_one is not None and saved_one.shape == buffer.shape:  # else what the model has by itself
+                buffer.copy_(saved_one)
         self.steps, self._met, self._since, self._as_met = state["steps"], state["met"], list(state["since"]), None
         if self._front is not None:
             self._front.go_on(state["residuals"])
@@ -353,6 +361,11 @@ def _first(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     found = model.state_dict().items()
     named = {key: local(value) for key, value in found if isinstance(value, torch.Tensor) and not key.endswith("_extra_state")}
     return {key: value for key, value in named.items() if value.numel()}
+
+
+def _buffers(model: torch.nn.Module, first: Collection[str]) -> dict[str, torch.Tensor]:
+    """Those of which rank 0's were everyone's, and which are each rank's own since. first: names, as of ``_first``."""
+    return {name: local(buffer).detach() for name, buffer in model.named_buffers() if name in first}
 
 
 def _rule(outer: str | Outer) -> UpdateRule | None:

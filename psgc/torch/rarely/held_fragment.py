@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from psgc.errors import UsageError
-from psgc.torch.rarely.fragment import check_outer
+from psgc.torch.rarely.fragment import check_outer, on_host, restore_own
 from psgc.torch.state import saved
 from psgc.torch.state.residuals import Kept, check_sizes
 from psgc.torch.tensors.declaring import spec_of
@@ -89,8 +89,8 @@ class HeldFragment:
         self._meeting = []
 
     def state(self) -> dict[str, Any]:
-        """The outer parameters by name, with what is under way; what this rank's codec keeps, and of the servers' momentum what this rank answers for. Raises
-        UsageError for momentum that cannot be saved."""
+        """The outer parameters by name, with what is under way, and this rank's own where they are others; what this rank's codec keeps, and of the servers'
+        momentum what this rank answers for. Raises UsageError for momentum that cannot be saved."""
         wide = [name for name, tensor in self._held.values.items() if tensor.dtype == torch.float64]
         if wide and self._held.rule.keeps_momentum:
             raise UsageError(f'DiLoCo: {wide[0]!r} is float64, whose momentum on servers cannot be saved; make it with on="workers"')
@@ -99,6 +99,7 @@ class HeldFragment:
         return {
             "under_way": self.under_way,
             "outer": {name: tensor.detach().clone() for name, tensor in self._held.values.items()},
+            "own": {name: on_host(parameter) for name, parameter in self._parameters.items()} if self.differs() else None,
             "held": saved.state_of(self._session, {saved.CHANGES: Kept(memory.tensors, memory.servers)}) | {"steps": memory.steps},
         }
 
@@ -118,6 +119,8 @@ class HeldFragment:
         memory = LayoutMemory(dict(kept.tensors), dict(kept.servers), steps=steps)
         self._held = HeldTensors(state["outer"], f"{self._name}.loaded{self._loaded}", self._rule, self._codec, memory=memory)
         self.under_way = self._here = state["under_way"]
+        if "own" in state:  # not in those of earlier versions
+            restore_own(self._parameters, self._held.values, state["own"])
 
     @torch.no_grad()
     def follow(self, mix: float) -> None:
