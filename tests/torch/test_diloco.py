@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,6 +46,16 @@ def test_ranks_go_on_from_what_the_published_loop_makes_of_their_parameters(make
         assert told[0][f"{codec}-whole-{places[0]}"][0] != told[0]["diloco"][0]
 
 
+def test_random_numbers_go_on_in_another_job_with_outer_steps_on_servers(make_job: Callable[..., Any], tmp_path: Path) -> None:
+    digests = []
+    for how, seed in (("whole", "7"), ("resumed", "8")):
+        texts = make_job(nodes=2, servers=1).said(
+            "--drawn", how, str(tmp_path), "randomk:k=0.1", job="diloco.py", PSGC_MIN_COMPRESS_BYTES="0", PSGC_SEED=seed
+        )
+        digests.append([line.split()[1] for text in texts for line in text.splitlines() if line.startswith("drawn ")])
+    assert digests[0] == digests[1] and len(set(digests[0])) == 1
+
+
 def test_pseudo_gradients_travel_as_in_sparseloco(make_job: Callable[..., Any]) -> None:
     texts = make_job(nodes=2, servers=1).said("--codecs", "sparseloco:k=200", job="diloco.py", PSGC_MIN_COMPRESS_BYTES="0")
     told = [{words[0]: words[1:] for line in text.splitlines() if len(words := line.split()) == 5} for text in texts]
@@ -72,6 +84,22 @@ def test_pieces_are_refused_where_the_ranks_that_exchange_hold_different_ones(ma
         assert told["servers"].startswith("DiLoCo(on=\"servers\"): parameter '0.weight' is a DTensor")
         assert told["demo"].startswith("DeMo: parameter '0.weight' is a DTensor, and DeMo takes whole parameters; its squares would be cut")
         assert told["decoupled"].startswith("Decoupled: parameter '0.weight' is a DTensor, and Decoupled takes whole parameters")
+
+
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [
+        ("every", r"DiLoCo: rank ([01]) has every=5, .* and rank ([23]) has every=6,"),
+        ("uneven", r"DiLoCo: rank ([23]) has finished, .* where others exchange \(rank ([0123]) is at its step (?:10|7)\)"),
+    ],
+)
+def test_sites_that_differ_are_told_by_the_jobs_ranks(make_job: Callable[..., Any], what: str, text: str) -> None:
+    job = make_job(nodes=4, servers=1)
+    workers = job.whole("--apart", what, job="diloco_sharded.py")
+    statuses = job.end()
+    assert all(statuses[worker.name] for worker in workers), job.text()
+    found = {pair for worker in workers for pair in re.findall(text, worker.text)}
+    assert found and all(int(one) % 2 == int(other) % 2 for one, other in found), f"peers hold the same pieces: {job.text()}"
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ class DiLoCo:
         self.inner, self.steps, self._sharded = inner, 0, sharding_modules(model)
         self._buffers = partial(_buffers, model, _first(model).keys())
         self._own_numbers = rule is not None  # of the outer optimizer, whatever a state says
-        self._rendezvous = Rendezvous(name, len(parts))
+        self._rendezvous = Rendezvous(session, name, len(parts))
         self._entered: dict[int, int] = {}  # by fragment that is under way, where its ranks meet
         self._trained = [parameter for part in parts for parameter in part.values()]
         self._met = 0  # the step after which all ranks last had the same parameters by ``finish()``
@@ -242,9 +242,9 @@ class DiLoCo:
         return self.inner.param_groups
 
     def state_dict(self) -> dict[str, Any]:
-        """The steps taken, outer parameters, the outer optimizer's state, what codecs keep on this rank, and this rank's buffers and, where they are others than
-        the outer ones, parameters: a file for each rank, beside the model's and the inner optimizer's. Every rank must ask, between the same two steps. What is
-        under way is waited for, and is in the state: it is taken when it would have been."""
+        """The steps taken, outer parameters, the outer optimizer's state, what codecs keep on this rank, and this rank's buffers and, where they are others
+        than the outer ones, parameters: a file for each rank, beside the model's and the inner optimizer's. Every rank must ask, between the same two steps.
+        What is under way is waited for, and is in the state: it is taken when it would have been."""
         self._told.saved()
         return {
             "steps": self.steps, "met": self._met, "since": list(self._since), "fragments": [fragment.state() for fragment in self._fragments],
@@ -268,6 +268,8 @@ class DiLoCo:
             raise UsageError(f'DiLoCo: the state is of outer steps on {there}; make it with on="{there}"')
         for fragment, of in zip(self._fragments, state["fragments"], strict=True):
             fragment.check_state(of)
+        if self._front is not None:
+            self._front.shares(state["residuals"], by="DiLoCo.load_state_dict")
         reshard(self._sharded)  # before pieces are written, as in ``finish``
         for place, (fragment, of) in enumerate(zip(self._fragments, state["fragments"], strict=True)):
             self._met_others(place)
@@ -316,10 +318,13 @@ class _Front(FrontEnd[FilledBucket]):
 
 def _agree(session: Session, name: str, own: str) -> None:
     """Raise UsageError where this rank's numbers are others than rank 0's: ranks would exchange what does not belong together, or wait for each other."""
+    rank = session.whole.rank  # in messages, the job's
     if session.rank == 0:
-        session.publish(name, own.encode())
-    elif (first := session.lookup(name).decode()) != own:
-        raise UsageError(f"DiLoCo: rank 0 has {first}, and rank {session.rank} has {own}; every rank makes it with the same numbers")
+        session.publish(name, f"{rank} {own}".encode())
+        return
+    first, its = session.lookup(name).decode().split(" ", 1)
+    if its != own:
+        raise UsageError(f"DiLoCo: rank {first} has {its}, and rank {rank} has {own}; every rank makes it with the same numbers")
 
 
 def local_sgd(
