@@ -17,7 +17,7 @@ from torch import nn
 
 import psgc.torch as psgc
 from psgc.errors import CodecError, UsageError
-from psgc.torch.rarely.fragment import divided
+from psgc.torch.rarely.fragment import divided, parts_of
 from psgc.torch.rarely.schedule import Schedule
 
 LOOPS = ("local-sgd", "diloco", "streaming", "always-travelling")
@@ -313,6 +313,78 @@ def test_one_diloco_at_a_time_counts_an_optimizers_steps(alone: None) -> None:
     with first:
         inner.step()
     assert (first.steps, second.steps) == (2, 1)
+
+
+def test_two_dilocos_of_one_model_are_refused_whatever_optimizers_they_count(alone: None) -> None:
+    own = model()
+    matrices, rest = ([p for p in own.parameters() if (p.ndim > 1) == wide] for wide in (True, False))
+    inner, beside = torch.optim.SGD(matrices, lr=0.1), torch.optim.SGD(rest, lr=0.1)
+    first, second = psgc.DiLoCo(own, beside, every=4), psgc.DiLoCo(own, inner, every=4)
+    apart = model()
+    with psgc.DiLoCo(apart, torch.optim.SGD(apart.parameters(), lr=0.1), every=4) as other:
+        beside.step()
+        other.step()  # of another model
+    text = "DiLoCo: another DiLoCo has steps of another optimizer to exchange, of some of the same parameters"
+    with pytest.raises(UsageError, match=text):
+        inner.step()
+    with pytest.raises(UsageError, match=text):
+        psgc.DiLoCo(own, inner, every=4)
+    first.finish()
+    inner.step()
+    with pytest.raises(UsageError, match=text):
+        beside.step()
+    second.finish()
+
+
+def test_a_step_that_calls_its_parents_is_one(alone: None) -> None:
+    """torch calls the hooks of both once it has made one of the parent's."""
+
+    class Parent(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            return super().step(closure)
+
+    class Child(Parent):
+        fails = False
+
+        def step(self, closure: Any = None) -> Any:
+            super().step(closure)
+            if self.fails:
+                raise ValueError("out of memory")
+
+    own = model()
+    inner = Child(own.parameters(), lr=0.1)
+    with psgc.DiLoCo(own, inner, every=100) as outside:
+        inner.step()
+        Parent(own.parameters(), lr=0.1)
+        inner.step()
+        torch.optim.SGD(own.parameters(), lr=0.1)
+        inner.step()
+        assert outside.steps == 3
+        inner.fails = True
+        for _ in range(2):
+            with pytest.raises(ValueError, match="out of memory"):
+                inner.step()
+        inner.fails = False
+        before = outside.steps
+        for _ in range(3):
+            inner.step()
+        assert outside.steps == before + 3
+
+
+@pytest.mark.parametrize("on", ["workers", "servers"])
+def test_a_state_goes_with_torch_compile_and_without(alone: None, on: Any) -> None:
+    own = model()
+    compiled = torch.compile(own)
+    assert [list(part) for part in parts_of(own, 2, "a")] == [list(part) for part in parts_of(compiled, 2, "a")], (
+        "a syncer's fragments, too"
+    )
+    for one, other in ((own, compiled), (compiled, own)):
+        with psgc.DiLoCo(one, torch.optim.SGD(one.parameters(), lr=0.1), every=2, fragments=2, on=on) as outside:
+            outside.step()
+            state = outside.state_dict()
+        with psgc.DiLoCo(other, torch.optim.SGD(other.parameters(), lr=0.1), every=2, fragments=2, on=on) as outside:
+            outside.load_state_dict(state)
+            assert outside.steps == 1
 
 
 @pytest.mark.parametrize("on", ["workers", "servers"])

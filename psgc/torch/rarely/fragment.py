@@ -18,7 +18,7 @@ from psgc.errors import UsageError
 from psgc.torch.gradients.exchange import GradientExchange
 from psgc.torch.plans.choice import Choice
 from psgc.torch.rarely.schedule import whole
-from psgc.torch.tensors.declaring import spec_of
+from psgc.torch.tensors.declaring import plain_name, spec_of
 from psgc.torch.tensors.held import held_dtype, rounded
 from psgc.torch.tensors.push_pull import push_pull_async_inplace, synchronize
 from psgc.torch.tensors.sent import FilledBucket
@@ -286,11 +286,11 @@ class Frozen:
 
 
 def parts_of(model: torch.nn.Module, fragments: int | Sequence[torch.nn.Module], by: str) -> list[dict[str, torch.Tensor]]:
-    """The trained parameters of each fragment. by: whose they are, for errors. Raises UsageError."""
+    """The trained parameters of each fragment, by names that are the same with torch.compile and without. by: whose they are, for errors. Raises UsageError."""
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"{by}: the model is a {type(model).__name__}, expected a torch.nn.Module: {by}(model, inner, every=...)")
     reshard(sharding_modules(model))  # after an evaluation FSDP2's outermost module has whole parameters, whose memory it takes away
-    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    named = [(plain_name(name), parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     if not named:
         raise UsageError(f"{by}: the model has no parameters that require a gradient")
     if not isinstance(fragments, Iterable):
