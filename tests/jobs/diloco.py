@@ -95,7 +95,8 @@ def diloco(codec: str, every: int, fragments: int, delay: int, mix: float, outer
 def interrupted(
     codec: str, every: int, fragments: int, delay: int, mix: float, outer: str, on: str, at: int | None
 ) -> tuple[Trained, Trained | None]:
-    """A run, and one that goes on from the state that it had after ``at`` steps."""
+    """A run, and one that goes on from the state that it had after ``at`` steps, with what the model and the inner optimizer had: of several fragments, which
+    are then in the middle of a round, loaded before DiLoCo is made, and of one after it."""
     model = model_of(psgc.rank())
     inner, draw = torch.optim.AdamW(model.parameters(), lr=1e-2), torch.Generator().manual_seed(psgc.rank())
     losses: list[float] = []
@@ -114,13 +115,35 @@ def interrupted(
     model = model_of(9)
     inner = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)  # of gradients, and not of what is exchanged
-    with psgc.DiLoCo(model, inner, **settings) as outside:
+    if fragments > 1:
         model.load_state_dict(of_model)
         inner.load_state_dict(of_inner)
+    with psgc.DiLoCo(model, inner, **settings) as outside:
+        if fragments == 1:
+            model.load_state_dict(of_model)
+            inner.load_state_dict(of_inner)
         outside.load_state_dict(of_outside)
         for _ in range(STEPS - at):
             losses.append(inner_step(model, inner, draw, scaler))
     return first, ([parameter.detach() for parameter in model.parameters()], losses)
+
+
+def drawn(how: str, folder: str, codec: str) -> None:
+    """A run whose state is in a file after some steps; or one that goes on from there, in another job."""
+    path = f"{folder}/{psgc.rank()}.pt"
+    model = model_of(0)
+    inner, draw = torch.optim.AdamW(model.parameters(), lr=1e-2), torch.Generator().manual_seed(psgc.rank())
+    with psgc.DiLoCo(model, inner, every=2, codec=codec, on="servers") as outside:
+        if how == "resumed":
+            saved = torch.load(path, weights_only=True)
+            for each in (model, inner, outside):
+                each.load_state_dict(saved.pop())
+            draw.set_state(*saved)
+        for step in range(1, (9 if how == "whole" else 4) + 1):
+            inner_step(model, inner, draw)
+            if how == "whole" and step == 5:
+                torch.save([draw.get_state(), outside.state_dict(), inner.state_dict(), model.state_dict()], path)
+    tell("drawn", ([parameter.detach() for parameter in model.parameters()], [0.0]))
 
 
 def tell(name: str, trained: Trained, wanted: list[torch.Tensor] | None = None) -> None:
@@ -134,6 +157,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--codecs", nargs="*", default=[])
     parser.add_argument("--servers", action="store_true", help="the same with outer steps on servers, too")
+    parser.add_argument("--drawn", nargs=3, help="run or go on, by files in a folder, with a codec on servers, and nothing else is trained")
     parser.add_argument("--missing-servers", action="store_true", help="outer steps on servers, and nothing else")
     parser.add_argument("--refused", help="a codec that this job cannot have, and nothing else")
     parser.add_argument("--uneven", action="store_true", help="rank 1 has fewer batches than rank 0, and nothing else is trained")
@@ -155,6 +179,9 @@ def main() -> None:
             model, torch.optim.SGD(model.parameters(), lr=1e-2), every=999 if "every" in differs else 1000, fragments=2 if "fragments" in differs else 1,
             codec="int8" if "codec" in differs else "int4", on="servers" if given.servers else "workers",
         )  # fmt: skip
+    if given.drawn:
+        drawn(*given.drawn)
+        return
     if given.missing_servers:
         diloco("none", 4, 1, 0, 0.0, "nesterov", "servers")
     if given.refused:

@@ -156,6 +156,7 @@ def refused(mesh: DeviceMesh) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--refused", action="store_true")
+    parser.add_argument("--apart", choices=("every", "uneven"), help="what the second site has otherwise, and nothing else is trained")
     given = parser.parse_args()
     logging.getLogger("torch.distributed").setLevel(logging.ERROR)
     dist.init_process_group("gloo", rank=int(os.environ["DMLC_WORKER_ID"]), world_size=4)
@@ -163,6 +164,13 @@ def main() -> None:
     if given.refused:
         psgc.init()
         refused(mesh)
+    elif given.apart:
+        psgc.init(mesh=mesh, dim="dp_replicate")
+        model, second = model_on(mesh["dp_shard"], 0), mesh.get_local_rank("dp_replicate")
+        inner = adam(model)
+        with psgc.DiLoCo(model, inner, every=5 + (given.apart == "every" and second)):
+            for _ in range(7 if given.apart == "uneven" and second else 10):
+                inner_step(model, inner, drawn())
     else:
         psgc.init(mesh=mesh, dim="dp_replicate")
         everything = list(range(5))

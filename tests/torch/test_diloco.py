@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from torch import nn
 
 import psgc.torch as psgc
 from psgc.errors import CodecError, UsageError
-from psgc.torch.rarely.fragment import divided
+from psgc.torch.rarely.fragment import divided, parts_of
 from psgc.torch.rarely.schedule import Schedule
 
 LOOPS = ("local-sgd", "diloco", "streaming", "always-travelling")
@@ -42,6 +44,16 @@ def test_ranks_go_on_from_what_the_published_loop_makes_of_their_parameters(make
             assert whole == saved, f"{codec}: saving changes nothing, whatever is under way"
             assert whole == resumed, f"{codec}: outer parameters, their momentum, residuals and what is under way are part of what is saved"
         assert told[0][f"{codec}-whole-{places[0]}"][0] != told[0]["diloco"][0]
+
+
+def test_random_numbers_go_on_in_another_job_with_outer_steps_on_servers(make_job: Callable[..., Any], tmp_path: Path) -> None:
+    digests = []
+    for how, seed in (("whole", "7"), ("resumed", "8")):
+        texts = make_job(nodes=2, servers=1).said(
+            "--drawn", how, str(tmp_path), "randomk:k=0.1", job="diloco.py", PSGC_MIN_COMPRESS_BYTES="0", PSGC_SEED=seed
+        )
+        digests.append([line.split()[1] for text in texts for line in text.splitlines() if line.startswith("drawn ")])
+    assert digests[0] == digests[1] and len(set(digests[0])) == 1
 
 
 def test_pseudo_gradients_travel_as_in_sparseloco(make_job: Callable[..., Any]) -> None:
@@ -72,6 +84,22 @@ def test_pieces_are_refused_where_the_ranks_that_exchange_hold_different_ones(ma
         assert told["servers"].startswith("DiLoCo(on=\"servers\"): parameter '0.weight' is a DTensor")
         assert told["demo"].startswith("DeMo: parameter '0.weight' is a DTensor, and DeMo takes whole parameters; its squares would be cut")
         assert told["decoupled"].startswith("Decoupled: parameter '0.weight' is a DTensor, and Decoupled takes whole parameters")
+
+
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [
+        ("every", r"DiLoCo: rank ([01]) has every=5, .* and rank ([23]) has every=6,"),
+        ("uneven", r"DiLoCo: rank ([23]) has finished, .* where others exchange \(rank ([0123]) is at its step (?:10|7)\)"),
+    ],
+)
+def test_sites_that_differ_are_told_by_the_jobs_ranks(make_job: Callable[..., Any], what: str, text: str) -> None:
+    job = make_job(nodes=4, servers=1)
+    workers = job.whole("--apart", what, job="diloco_sharded.py")
+    statuses = job.end()
+    assert all(statuses[worker.name] for worker in workers), job.text()
+    found = {pair for worker in workers for pair in re.findall(text, worker.text)}
+    assert found and all(int(one) % 2 == int(other) % 2 for one, other in found), f"peers hold the same pieces: {job.text()}"
 
 
 @pytest.mark.parametrize(
@@ -287,6 +315,78 @@ def test_one_diloco_at_a_time_counts_an_optimizers_steps(alone: None) -> None:
     assert (first.steps, second.steps) == (2, 1)
 
 
+def test_two_dilocos_of_one_model_are_refused_whatever_optimizers_they_count(alone: None) -> None:
+    own = model()
+    matrices, rest = ([p for p in own.parameters() if (p.ndim > 1) == wide] for wide in (True, False))
+    inner, beside = torch.optim.SGD(matrices, lr=0.1), torch.optim.SGD(rest, lr=0.1)
+    first, second = psgc.DiLoCo(own, beside, every=4), psgc.DiLoCo(own, inner, every=4)
+    apart = model()
+    with psgc.DiLoCo(apart, torch.optim.SGD(apart.parameters(), lr=0.1), every=4) as other:
+        beside.step()
+        other.step()  # of another model
+    text = "DiLoCo: another DiLoCo has steps of another optimizer to exchange, of some of the same parameters"
+    with pytest.raises(UsageError, match=text):
+        inner.step()
+    with pytest.raises(UsageError, match=text):
+        psgc.DiLoCo(own, inner, every=4)
+    first.finish()
+    inner.step()
+    with pytest.raises(UsageError, match=text):
+        beside.step()
+    second.finish()
+
+
+def test_a_step_that_calls_its_parents_is_one(alone: None) -> None:
+    """torch calls the hooks of both once it has made one of the parent's."""
+
+    class Parent(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            return super().step(closure)
+
+    class Child(Parent):
+        fails = False
+
+        def step(self, closure: Any = None) -> Any:
+            super().step(closure)
+            if self.fails:
+                raise ValueError("out of memory")
+
+    own = model()
+    inner = Child(own.parameters(), lr=0.1)
+    with psgc.DiLoCo(own, inner, every=100) as outside:
+        inner.step()
+        Parent(own.parameters(), lr=0.1)
+        inner.step()
+        torch.optim.SGD(own.parameters(), lr=0.1)
+        inner.step()
+        assert outside.steps == 3
+        inner.fails = True
+        for _ in range(2):
+            with pytest.raises(ValueError, match="out of memory"):
+                inner.step()
+        inner.fails = False
+        before = outside.steps
+        for _ in range(3):
+            inner.step()
+        assert outside.steps == before + 3
+
+
+@pytest.mark.parametrize("on", ["workers", "servers"])
+def test_a_state_goes_with_torch_compile_and_without(alone: None, on: Any) -> None:
+    own = model()
+    compiled = torch.compile(own)
+    assert [list(part) for part in parts_of(own, 2, "a")] == [list(part) for part in parts_of(compiled, 2, "a")], (
+        "a syncer's fragments, too"
+    )
+    for one, other in ((own, compiled), (compiled, own)):
+        with psgc.DiLoCo(one, torch.optim.SGD(one.parameters(), lr=0.1), every=2, fragments=2, on=on) as outside:
+            outside.step()
+            state = outside.state_dict()
+        with psgc.DiLoCo(other, torch.optim.SGD(other.parameters(), lr=0.1), every=2, fragments=2, on=on) as outside:
+            outside.load_state_dict(state)
+            assert outside.steps == 1
+
+
 @pytest.mark.parametrize("on", ["workers", "servers"])
 def test_what_is_trained_after_finish_has_another_diloco(alone: None, on: Any) -> None:
     own = model()
@@ -343,6 +443,27 @@ def test_a_state_that_is_kept_in_memory_stays_as_it_was(alone: None) -> None:
             step()
         found.append([parameter.detach().clone() for parameter in own.parameters()])
     assert all(torch.equal(one, other) for again in found[1:] for one, other in zip(found[0], again, strict=True))
+
+
+@pytest.mark.parametrize("on", ["workers", "servers"])
+@pytest.mark.parametrize("steps", [3, 4], ids=["within-a-round", "after-an-exchange"])
+def test_a_state_gives_a_rank_its_own_parameters_and_buffers_back(alone: None, on: Any, steps: int) -> None:
+    """Rank 0's have taken their place when it was made."""
+    own = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).bfloat16()
+    outside = psgc.DiLoCo(own, torch.optim.SGD(own.parameters(), lr=0.1), every=2, on=on)
+    for _ in range(steps):
+        outside.zero_grad()
+        own(torch.randn(4, 3, dtype=torch.bfloat16)).square().sum().backward()
+        outside.step()
+    state, wanted = outside.state_dict(), copy.deepcopy(own.state_dict())
+    assert (state["fragments"][0]["own"] is None) == (steps == 4), "what the outer parameters say already takes no room"
+    with torch.no_grad():
+        for value in own.state_dict().values():
+            value.zero_()
+    outside.load_state_dict(state)
+    for name, value in own.state_dict().items():
+        assert torch.equal(value, wanted[name]), name
+    outside.finish()
 
 
 def test_a_block_whose_last_exchange_fails_leaves_nothing_behind(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,6 +103,21 @@ def test_a_state_of_other_shapes_is_refused_before_anything_is_written(alone: No
         outside.load_state_dict({})
 
 
+@pytest.mark.parametrize("on", ["workers", "servers"])
+def test_a_state_of_a_job_of_another_size_is_refused_before_anything_is_written(alone: None, on: Any) -> None:
+    outside, other = diloco(on=on), diloco(on=on)
+    for _ in range(3):
+        other.step()
+    before, state = outside.state_dict(), other.state_dict()
+    (state["residuals"] if on == "workers" else state["fragments"][0]["held"])["size"] = 2
+    text = r"DiLoCo.load_state_dict: this is rank 0 of 1, and the state is rank 0's of 2; every rank loads what it has saved itself"
+    with pytest.raises(UsageError, match=text):
+        outside.load_state_dict(state)
+    after = outside.state_dict()
+    assert after["steps"] == before["steps"] == 0
+    assert all(torch.equal(before["fragments"][0]["outer"][name], after["fragments"][0]["outer"][name]) for name in ("weight", "bias"))
+
+
 def test_the_outer_rule_is_that_which_was_asked_for_and_its_momentum_the_states(alone: None) -> None:
     other = diloco()
     for _ in range(2):

@@ -43,13 +43,15 @@ class LayoutMemory:
 
     tensors: its own state, by the tensors' names. servers: the servers' residuals by name, of the tensors that this rank answers for.
     exact: by place, residuals that these two hold only rounded; valid in the same layout only. steps: how many the tensors have taken,
-    including those of earlier jobs.
+    including those of earlier jobs. seed, stream: of their random streams, as a declaration's, where they are to go on.
     """
 
     tensors: dict[str, TensorMemory] = field(default_factory=dict)
     servers: dict[str, F32] = field(default_factory=dict)
     exact: dict[str, ExactResidual] = field(default_factory=dict)
     steps: int = 0
+    seed: int = -1
+    stream: str = ""
 
 
 class Residual(Protocol):

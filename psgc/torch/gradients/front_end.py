@@ -121,10 +121,13 @@ class FrontEnd(api.Member, Generic[B]):
         for kind, of in self.kinds.items():
             of.restore(shares[kind])
 
-    def shares(self, states: saved.State | Sequence[saved.State], mean: bool = True) -> tuple[list[saved.State], dict[str, Kept]]:
-        """The states in rank order, and this rank's share of each kind. mean: as of ``saved.share_of``. Raises UsageError for what does not fit."""
+    def shares(
+        self, states: saved.State | Sequence[saved.State], mean: bool = True, by: str = ""
+    ) -> tuple[list[saved.State], dict[str, Kept]]:
+        """The states in rank order, and this rank's share of each kind. mean: as of ``saved.share_of``; by: of ``saved.check_states``. Raises UsageError for
+        what does not fit."""
         rank, size = self.session.rank, self.session.size
-        checked = saved.check_states(states, rank, size, self.session.part)
+        checked = saved.check_states(states, rank, size, self.session.part, by)
         saved.check_kind(checked, next(iter(self.kinds)))
         return checked, {kind: saved.share_of(checked, kind, rank, size, mean) for kind in self.kinds}
 

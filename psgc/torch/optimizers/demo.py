@@ -230,7 +230,7 @@ class DeMo(torch.optim.Optimizer, api.Member):
         momentum = state.pop("momentum", None)
         if momentum is None:
             raise UsageError("DeMo.load_state_dict: the state has no momentum; is it another optimizer's?")
-        checked = saved.check_states(momentum, self._session.rank, self._session.size, self._session.part)
+        checked = saved.check_states(momentum, self._session.rank, self._session.size, self._session.part, "DeMo.load_state_dict")
         kept = saved.share_of(checked, saved.MOMENTA, self._session.rank, self._session.size)
         specs = (spec_of(flat, name, name) for flat, name in zip(self._squares, self._names, strict=True))
         check_sizes(specs, kept)

@@ -24,7 +24,7 @@ from psgc.codecs.scheme import slices
 from psgc.errors import CodecError, NonFiniteError, PsgcError, RemoteProtocolError, UsageError
 from psgc.processes.addresses import SCHEME, split
 from psgc.server.syncer.values import pair_of
-from psgc.torch.rarely.counting import count, forget, refuse_another
+from psgc.torch.rarely.counting import Steps, count, forget, refuse_another
 from psgc.torch.rarely.fragment import Frozen, parts_of
 from psgc.torch.rarely.schedule import Schedule
 from psgc.torch.session import api
@@ -83,7 +83,8 @@ class Decoupled:
             raise UsageError(
                 f"Decoupled: a learner is one process, and this job has {session.size}; start learners one by one, each with a name of its own"
             )
-        refuse_another(inner, "Decoupled")
+        self._psgc_session, self._psgc_moves = session, frozenset(id(parameter) for part in parts for parameter in part.values())
+        refuse_another(inner, self._psgc_moves, "Decoupled")
         config = session.config
         at, name = at or config.syncer, name or config.learner
         if not name or not is_name(name):
@@ -112,7 +113,7 @@ class Decoupled:
         self._in_block = False
         self._told = report_of(session).exchanged_rarely(f"Decoupled, learner {name}", self._schedule.every, LEFT)
         count(inner, self)
-        self._hook = inner.register_step_post_hook(self._stepped)
+        self._hook = Steps(inner, self._stepped)
         try:
             for part in self._parts:
                 self._take(part, wait=True)
@@ -183,7 +184,7 @@ class Decoupled:
         self.steps = state["steps"]
 
     @uncompiled
-    def _stepped(self, optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any) -> None:
+    def _stepped(self) -> None:
         """The inner optimizer has taken a step."""
         self._open()  # a step in the block, after finish()
         self.steps += 1

@@ -10,12 +10,11 @@ the outer step on servers. What travels may be compressed by any codec that grad
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Literal
 
 import torch
-from torch.utils.hooks import RemovableHandle
 
 from psgc.errors import CodecError, UsageError
 from psgc.layout.update_rule import UpdateRule
@@ -24,8 +23,8 @@ from psgc.torch.gradients.front_end import FrontEnd
 from psgc.torch.optimizers.demo import refuse_exchanging
 from psgc.torch.plans.choice import Choice, Given, chosen
 from psgc.torch.rarely.averaged import Averaged
-from psgc.torch.rarely.counting import count, forget, refuse_another
-from psgc.torch.rarely.fragment import Fragment, Frozen, Outer, parts_of, together
+from psgc.torch.rarely.counting import Steps, count, forget, refuse_another, refuse_beside
+from psgc.torch.rarely.fragment import Fragment, Frozen, Outer, on_host, parts_of, together
 from psgc.torch.rarely.held_fragment import HeldFragment
 from psgc.torch.rarely.rendezvous import Rendezvous
 from psgc.torch.rarely.schedule import Schedule
@@ -36,6 +35,7 @@ from psgc.torch.session.run_report import report_of
 from psgc.torch.session.uncompiled import uncompiled
 from psgc.torch.state import saved
 from psgc.torch.tensors.broadcast import broadcast_parameters
+from psgc.torch.tensors.declaring import plain_name
 from psgc.torch.tensors.held import held_dtype, one_way
 from psgc.torch.tensors.sent import FilledBucket
 from psgc.torch.tensors.shards import check_replicated, local, refuse_averaged, refuse_pieces, reshard, sharding_modules
@@ -56,7 +56,8 @@ class DiLoCo:
     Every rank makes it, with the same model and numbers; rank 0's parameters and buffers are then everyone's. Every rank must come to as many exchanges; a
     step that a GradScaler skips counts. Leaving the block without an error gives all ranks the mean of their parameters, where they differ; without a block,
     ``finish()`` does. Outer parameters and optimizer stay as they are for that. Another block of the same object goes on. Another DiLoCo of the same inner
-    optimizer takes its place after that. Which parameters are trained, and which are frozen, does not change; the inner optimizer has none but the model's.
+    optimizer takes its place after that; a model of two optimizers has one DiLoCo, of the one whose steps count. Which parameters are trained, and which are
+    frozen, does not change; the inner optimizer has none but the model's.
     Where each rank holds pieces of parameters (FSDP2), ``init(mesh=..., dim=...)`` first says which ranks hold the same ones, and exchange.
 
     outer:     "nesterov:lr=0.7,momentum=0.9" (DiLoCo's), "average" (LocalSGD), or a function that makes an optimizer of the outer parameters. Its state is
@@ -77,7 +78,9 @@ class DiLoCo:
         on: Literal["workers", "servers"] = "workers",
     ) -> None:  # fmt: skip
         parts, self._frozen = parts_of(model, fragments, "DiLoCo"), Frozen(model, inner, "DiLoCo")
-        refuse_another(inner, "DiLoCo")
+        self._trained = [parameter for part in parts for parameter in part.values()]
+        self._psgc_moves = frozenset(map(id, self._trained))
+        refuse_another(inner, self._psgc_moves, "DiLoCo")
         refuse_exchanging(inner, "DiLoCo")
         for name, parameter in (each for part in parts for each in part.items()):
             held_dtype(parameter, name, "DiLoCo")
@@ -92,7 +95,7 @@ class DiLoCo:
                 'DiLoCo: servers take average and nesterov as outer step; give a function that makes an optimizer with on="workers"'
             )
         api.init()
-        session = api.current_session()
+        session = self._psgc_session = api.current_session()
         refuse_replaceable(session, "DiLoCo")
         refuse_backup(session, "DiLoCo")
         self._averaged = Averaged({key: parameter for part in parts for key, parameter in part.items()}, session, "DiLoCo")
@@ -115,15 +118,15 @@ class DiLoCo:
             together([agree, *(each.declare for each in own)])
             self._fragments, self._front = own, _Front(own)
         self.inner, self.steps, self._sharded = inner, 0, sharding_modules(model)
+        self._buffers = partial(_buffers, model, _first(model).keys())
         self._own_numbers = rule is not None  # of the outer optimizer, whatever a state says
-        self._rendezvous = Rendezvous(name, len(parts))
+        self._rendezvous = Rendezvous(session, name, len(parts))
         self._entered: dict[int, int] = {}  # by fragment that is under way, where its ranks meet
-        self._trained = [parameter for part in parts for parameter in part.values()]
         self._met = 0  # the step after which all ranks last had the same parameters by ``finish()``
         self._as_met: list[int] | None = self._versions()  # of parameters, as they were then; None: they were loaded
         # By fragment, the step from which on what this rank has beyond the outer parameters was done, but for what was mixed in. All ranks count the same.
         self._since = [0] * len(parts)
-        self._hook: RemovableHandle | None = None  # None: the inner optimizer's steps are its own affair
+        self._hook: Steps | None = None  # None: the inner optimizer's steps are its own affair
         amp.install()
         self._count()
 
@@ -144,7 +147,7 @@ class DiLoCo:
         """Hear of the inner optimizer's steps from now on, in place of another that did. Raises UsageError where that has steps to exchange."""
         if self._hook is None:
             count(self.inner, self)
-            self._hook = self.inner.register_step_post_hook(self._stepped)
+            self._hook = Steps(self.inner, self._stepped)
             self._psgc_skipped = self.inner._psgc_skipped = self._stepped  # type: ignore[attr-defined]  # where a GradScaler skips a step
 
     def _psgc_count_no_more(self) -> None:
@@ -243,19 +246,21 @@ class DiLoCo:
         return self.inner.param_groups
 
     def state_dict(self) -> dict[str, Any]:
-        """The steps taken, outer parameters, the outer optimizer's state and what codecs keep on this rank: a file for each rank, beside the model's and the
-        inner optimizer's. Every rank must ask, between the same two steps. What is under way is waited for, and is in the state: it is taken when it would have
-        been."""
+        """The steps taken, outer parameters, the outer optimizer's state, what codecs keep on this rank, and this rank's buffers and, where they are others
+        than the outer ones, parameters: a file for each rank, beside the model's and the inner optimizer's. Every rank must ask, between the same two steps.
+        What is under way is waited for, and is in the state: it is taken when it would have been."""
         self._told.saved()
         return {
             "steps": self.steps, "met": self._met, "since": list(self._since), "fragments": [fragment.state() for fragment in self._fragments],
+            "buffers": {name: on_host(buffer) for name, buffer in self._buffers().items()},
             "residuals": None if self._front is None else self._front.state(),
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from ``state_dict()`` of this rank, in a job of as many ranks with the same fragments. Every rank must call it, with the model's and the inner
-        optimizer's state loaded, too; what is under way is dropped. An outer rule's numbers are those that it was made with, not the state's; a function's
-        optimizer takes the state's, as torch's do. Raises UsageError for what does not fit, and nothing is changed then."""
+        optimizer's state loaded, too, before DiLoCo is made or after: what rank 0's parameters and buffers took the place of then is this rank's again. What is
+        under way is dropped. An outer rule's numbers are those that it was made with, not the state's; a function's optimizer takes the state's, as torch's do.
+        Raises UsageError for what does not fit, and nothing is changed then."""
         if not isinstance(state, Mapping) or not {"steps", "met", "since", "fragments", "residuals"} <= set(state):
             raise UsageError("DiLoCo: this is no state of a DiLoCo's state_dict()")
         if len(state["fragments"]) != len(self._fragments):
@@ -267,16 +272,24 @@ class DiLoCo:
             raise UsageError(f'DiLoCo: the state is of outer steps on {there}; make it with on="{there}"')
         for fragment, of in zip(self._fragments, state["fragments"], strict=True):
             fragment.check_state(of)
+        if self._front is not None:
+            self._front.shares(state["residuals"], by="DiLoCo.load_state_dict")
+        reshard(self._sharded)  # before pieces are written, as in ``finish``
         for place, (fragment, of) in enumerate(zip(self._fragments, state["fragments"], strict=True)):
             self._met_others(place)
             fragment.go_on(of, self._own_numbers)
+        for name, buffer in self._buffers().items():
+            saved_one = state.get("buffers", {}).get(name)
+            if saved_one is not None and saved_one.shape == buffer.shape:  # else what the model has by itself
+                buffer.copy_(saved_one)
         self.steps, self._met, self._since, self._as_met = state["steps"], state["met"], list(state["since"]), None
         if self._front is not None:
             self._front.go_on(state["residuals"])
 
     @uncompiled
-    def _stepped(self, *_: Any) -> None:
+    def _stepped(self) -> None:
         """The inner optimizer has taken a step; or a GradScaler has skipped it, on this rank and perhaps no other: it counts all the same."""
+        refuse_beside(self, self._psgc_moves, "DiLoCo")
         self.steps += 1
         taken, leaving = self._schedule.taken(self.steps), self._schedule.leaving(self.steps)
         if taken is not None or leaving is not None:
@@ -310,10 +323,13 @@ class _Front(FrontEnd[FilledBucket]):
 
 def _agree(session: Session, name: str, own: str) -> None:
     """Raise UsageError where this rank's numbers are others than rank 0's: ranks would exchange what does not belong together, or wait for each other."""
+    rank = session.whole.rank  # in messages, the job's
     if session.rank == 0:
-        session.publish(name, own.encode())
-    elif (first := session.lookup(name).decode()) != own:
-        raise UsageError(f"DiLoCo: rank 0 has {first}, and rank {session.rank} has {own}; every rank makes it with the same numbers")
+        session.publish(name, f"{rank} {own}".encode())
+        return
+    first, its = session.lookup(name).decode().split(" ", 1)
+    if its != own:
+        raise UsageError(f"DiLoCo: rank {first} has {its}, and rank {rank} has {own}; every rank makes it with the same numbers")
 
 
 def local_sgd(
@@ -353,8 +369,14 @@ def _first(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Parameters and buffers, of which rank 0's are everyone's: of sharded ones, pieces. What modules say of themselves besides (``get_extra_state``) is each
     rank's own."""
     found = model.state_dict().items()
-    named = {key: local(value) for key, value in found if isinstance(value, torch.Tensor) and not key.endswith("_extra_state")}
+    named = {plain_name(key): local(value) for key, value in found if isinstance(value, torch.Tensor) and not key.endswith("_extra_state")}
     return {key: value for key, value in named.items() if value.numel()}
+
+
+def _buffers(model: torch.nn.Module, first: Collection[str]) -> dict[str, torch.Tensor]:
+    """Those of which rank 0's were everyone's, and which are each rank's own since. first: names, as of ``_first``."""
+    named = ((plain_name(name), buffer) for name, buffer in model.named_buffers())
+    return {name: local(buffer).detach() for name, buffer in named if name in first}
 
 
 def _rule(outer: str | Outer) -> UpdateRule | None:

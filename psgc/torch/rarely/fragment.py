@@ -18,7 +18,7 @@ from psgc.errors import UsageError
 from psgc.torch.gradients.exchange import GradientExchange
 from psgc.torch.plans.choice import Choice
 from psgc.torch.rarely.schedule import whole
-from psgc.torch.tensors.declaring import spec_of
+from psgc.torch.tensors.declaring import plain_name, spec_of
 from psgc.torch.tensors.held import held_dtype, rounded
 from psgc.torch.tensors.push_pull import push_pull_async_inplace, synchronize
 from psgc.torch.tensors.sent import FilledBucket
@@ -161,11 +161,12 @@ class Fragment:
             own.copy_(torch.lerp(now, own, mix) if mix else now)
 
     def state(self) -> dict[str, Any]:
-        """The outer parameters by name, and the outer optimizer's state; of what is under way, the mean."""
+        """The outer parameters by name, this rank's own where they are others, and the outer optimizer's state; of what is under way, the mean."""
         self.arrive()
         named = dict(zip(self.names, self.outer, strict=True))
         return {
             "outer": {name: tensor.detach().clone() for name, tensor in named.items()},
+            "own": {name: on_host(own) for name, own in zip(self.names, self._parameters, strict=True)} if self.differs() else None,
             "kind": type(self.optimizer).__qualname__,
             "optimizer": {} if self.optimizer is None else copy.deepcopy(self.optimizer.state_dict()),
             "under_way": {n: tensor.grad.clone() for n, tensor in named.items() if tensor.grad is not None} if self.under_way else None,
@@ -184,8 +185,8 @@ class Fragment:
         """From ``state()``, which has been checked. own_numbers: the outer optimizer keeps its rate and the like, and takes from the state what it
         remembers alone."""
         self.arrive()
-        means = state["under_way"]
-        for name, tensor in zip(self.names, self.outer, strict=True):
+        means, named = state["under_way"], dict(zip(self.names, self.outer, strict=True))
+        for name, tensor in named.items():
             tensor.copy_(state["outer"][name])
             tensor.grad = None if means is None else means[name].to(tensor.device, tensor.dtype, copy=True)
         if self.optimizer is not None:
@@ -194,6 +195,20 @@ class Fragment:
             for group, own in zip(self.optimizer.param_groups, numbers, strict=True) if own_numbers else ():
                 group.update(own)
         self.under_way = self._here = means is not None
+        if "own" in state:  # not in those of earlier versions
+            restore_own(dict(zip(self.names, self._parameters, strict=True)), named, state["own"])
+
+
+def on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of what of it is on this rank, in a state that is saved."""
+    return local(tensor).detach().to("cpu", copy=True)
+
+
+@torch.no_grad()
+def restore_own(parameters: Mapping[str, torch.Tensor], outer: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor] | None) -> None:
+    """Have this rank's parameters be as they were saved: the outer ones where that is all there was to save."""
+    for name, parameter in parameters.items():
+        local(parameter).copy_((outer if own is None else own)[name])
 
 
 def check_outer(saved: Mapping[str, torch.Tensor], here: Mapping[str, torch.Tensor]) -> None:
@@ -271,11 +286,11 @@ class Frozen:
 
 
 def parts_of(model: torch.nn.Module, fragments: int | Sequence[torch.nn.Module], by: str) -> list[dict[str, torch.Tensor]]:
-    """The trained parameters of each fragment. by: whose they are, for errors. Raises UsageError."""
+    """The trained parameters of each fragment, by names that are the same with torch.compile and without. by: whose they are, for errors. Raises UsageError."""
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"{by}: the model is a {type(model).__name__}, expected a torch.nn.Module: {by}(model, inner, every=...)")
     reshard(sharding_modules(model))  # after an evaluation FSDP2's outermost module has whole parameters, whose memory it takes away
-    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    named = [(plain_name(name), parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     if not named:
         raise UsageError(f"{by}: the model has no parameters that require a gradient")
     if not isinstance(fragments, Iterable):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from psgc.errors import UsageError
-from psgc.torch.rarely.fragment import check_outer
+from psgc.torch.rarely.fragment import check_outer, on_host, restore_own
 from psgc.torch.state import saved
 from psgc.torch.state.residuals import Kept, check_sizes
 from psgc.torch.tensors.declaring import spec_of
@@ -89,35 +89,47 @@ class HeldFragment:
         self._meeting = []
 
     def state(self) -> dict[str, Any]:
-        """The outer parameters by name, with what is under way; what this rank's codec keeps, and of the servers' momentum what this rank answers for. Raises
-        UsageError for momentum that cannot be saved."""
+        """The outer parameters by name, with what is under way, and this rank's own where they are others; what this rank's codec keeps, and of the servers'
+        momentum what this rank answers for. Raises UsageError for momentum that cannot be saved."""
         wide = [name for name, tensor in self._held.values.items() if tensor.dtype == torch.float64]
         if wide and self._held.rule.keeps_momentum:
             raise UsageError(f'DiLoCo: {wide[0]!r} is float64, whose momentum on servers cannot be saved; make it with on="workers"')
         self.arrive()
-        memory = self._held.remembered()
+        memory, session = self._held.remembered(), self._session
+        draws = {"steps": memory.steps, "seed": memory.seed, "stream": memory.stream}
         return {
             "under_way": self.under_way,
             "outer": {name: tensor.detach().clone() for name, tensor in self._held.values.items()},
-            "held": saved.state_of(self._session, {saved.CHANGES: Kept(memory.tensors, memory.servers)}) | {"steps": memory.steps},
+            "own": {name: on_host(parameter) for name, parameter in self._parameters.items()} if self.differs() else None,
+            "held": saved.state_of(session, {saved.CHANGES: Kept(memory.tensors, memory.servers)}) | draws,
         }
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Raise UsageError for a state of other parameters."""
+        """Raise UsageError for a state of other parameters, or of another rank."""
         check_outer(state["outer"], self._held.values)
+        self._share_of(state)
+
+    def _share_of(self, state: Mapping[str, Any]) -> Kept:
+        session = self._session
+        checked = saved.check_states(state["held"], session.rank, session.size, by="DiLoCo.load_state_dict")
+        kept = saved.share_of(checked, saved.CHANGES, session.rank, session.size)
+        check_sizes((spec_of(tensor, name, name) for name, tensor in self._held.values.items()), kept)
+        return kept
 
     def go_on(self, state: Mapping[str, Any], own_numbers: bool) -> None:
         """From ``state()``, which has been checked. The servers hold new tensors from now on, and keep the memory of the former ones until the job ends. The
         rule's numbers are those that it was made with."""
         self.arrive()
-        checked = saved.check_states(state["held"], self._session.rank, self._session.size)
-        kept = saved.share_of(checked, saved.CHANGES, self._session.rank, self._session.size)
-        check_sizes((spec_of(tensor, name, name) for name, tensor in self._held.values.items()), kept)
+        kept, held = self._share_of(state), state["held"]
         self._loaded += 1
-        steps = max(int(state["held"]["steps"]) - 1, 0)  # the initial values travel once more
-        memory = LayoutMemory(dict(kept.tensors), dict(kept.servers), steps=steps)
+        memory = LayoutMemory(
+            dict(kept.tensors), dict(kept.servers), steps=max(int(held["steps"]) - 1, 0),  # the initial values travel once more
+            seed=held.get("seed", -1), stream=held.get("stream", ""),  # not in states of earlier versions
+        )  # fmt: skip
         self._held = HeldTensors(state["outer"], f"{self._name}.loaded{self._loaded}", self._rule, self._codec, memory=memory)
         self.under_way = self._here = state["under_way"]
+        if "own" in state:  # not in those of earlier versions
+            restore_own(self._parameters, self._held.values, state["own"])
 
     @torch.no_grad()
     def follow(self, mix: float) -> None:

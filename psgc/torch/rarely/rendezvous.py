@@ -9,21 +9,21 @@ from collections.abc import Sequence
 import torch
 
 from psgc.errors import UsageError
-from psgc.torch.session import api
 from psgc.torch.tensors.push_pull import push_pull_async, synchronize
+from psgc.worker.session import Session
 
 
 class Rendezvous:
-    """name: of whose exchanges these are; fragments: how many. Every rank enters once for each exchange of a fragment, and once when it finishes, for the
-    exchange that would have come next."""
+    """session: of the ranks that exchange, of which messages have the job's numbers; name: of whose exchanges these are; fragments: how many. Every rank
+    enters once for each exchange of a fragment, and once when it finishes, for the exchange that would have come next."""
 
-    def __init__(self, name: str, fragments: int) -> None:
-        self._name, self._fragments = name, fragments
+    def __init__(self, session: Session, name: str, fragments: int) -> None:
+        self._session, self._name, self._fragments = session, name, fragments
 
     def enter(self, place: int, apart: Sequence[bool] | None = None) -> int:
         """At the fragment's exchange; or this rank finishes, and says of which fragments its parameters are apart from the outer ones. Returns a handle, and
         does not wait."""
-        rank, finishes = api.rank(), apart is not None
+        rank, finishes = self._session.whole.rank, apart is not None
         own = torch.tensor([finishes, rank if finishes else 0, *(apart or [False] * self._fragments)], dtype=torch.int64)
         return push_pull_async(own, average=False, name=f"{self._name}.{place}.met")
 
@@ -32,10 +32,10 @@ class Rendezvous:
         sums = synchronize(handle)
         assert sums is not None
         finishing, ranks, *apart = sums.tolist()
-        if finishing not in (0, api.size()):
-            who = f"rank {ranks} has" if finishing == 1 else f"{finishing} ranks have"
+        if finishing not in (0, self._session.size):
+            who, own = f"rank {ranks} has" if finishing == 1 else f"{finishing} ranks have", self._session.whole.rank
             raise UsageError(
-                f"DiLoCo: {who} finished, by finish() or at the end of the block, where others exchange (rank {api.rank()} is at its step {step}): every rank "
+                f"DiLoCo: {who} finished, by finish() or at the end of the block, where others exchange (rank {own} is at its step {step}): every rank "
                 f"must run the same number of steps"
             )
         return [bool(count) for count in apart]

@@ -73,19 +73,26 @@ def _packed_exact(exact: ExactResidual) -> dict[str, Any]:
 
 
 def check_states(
-    states: State | Sequence[State], rank: int, size: int, part: Mapping[str, Sequence[int]] = MappingProxyType({})
+    states: State | Sequence[State], rank: int, size: int, part: Mapping[str, Sequence[int]] = MappingProxyType({}), by: str = ""
 ) -> list[State]:
-    """The states in rank order. part: of the mesh, that of this rank's group. Raises UsageError unless they are one job's, of this part, and all that this rank
-    needs are there."""
+    """The states in rank order. part: of the mesh, that of this rank's group. by: the call, for errors, if it takes this rank's own alone. Raises UsageError
+    unless they are one job's, of this part, and all that this rank needs are there."""
     given = [states] if isinstance(states, Mapping) else list(states)
+    call = by or "load_residual_state_dict"
     if not given or any(not isinstance(state, Mapping) or state.get("format") not in FORMATS for state in given):
-        raise UsageError("load_residual_state_dict: expected what residual_state_dict() returned, of this rank or a list of all ranks'")
+        wanted = "state_dict() returned on this rank" if by else "residual_state_dict() returned, of this rank or a list of all ranks'"
+        raise UsageError(f"{call}: expected what {wanted}")
     if other := next((state for state in given if not same_part(part_of(state), part)), None):
         raise UsageError(
-            f"load_residual_state_dict: the state is of {described_part(part_of(other))}, and this rank is of {described_part(part)}; pass what ranks of this "
+            f"{call}: the state is of {described_part(part_of(other))}, and this rank is of {described_part(part)}; pass what ranks of this "
             f"part of the model have saved, in files by dist.get_rank()"
         )
     saved_size = given[0]["size"]
+    if by and (saved_size, given[0]["rank"]) != (size, rank):
+        raise UsageError(
+            f"{call}: this is rank {rank} of {size}, and the state is rank {given[0]['rank']}'s of {saved_size}; every rank loads what it has saved itself, in "
+            f"a job of as many ranks"
+        )
     if any(state["size"] != saved_size for state in given):
         raise UsageError("load_residual_state_dict: the states come from jobs of different sizes; pass those of one job")
     ranks = [state["rank"] for state in given]
@@ -172,9 +179,7 @@ def array_of(values: torch.Tensor) -> F32:
     """A saved tensor's values, flat. Raises UsageError for NaN and infinity."""
     array: F32 = values.detach().cpu().to(torch.float32).reshape(-1).numpy()
     if not np.isfinite(array).all():
-        raise UsageError(
-            "load_residual_state_dict: a saved residual holds NaN or infinity, and would poison every step; is the file whole?"
-        )
+        raise UsageError("a saved residual holds NaN or infinity, and would poison every step; is the file whole?")
     return array
 
 

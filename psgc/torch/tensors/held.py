@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -122,7 +122,7 @@ class HeldTensors(api.Member):
         has pushed one, and apply their mean, the latter as an outer step of SGD; ``delayed:learners=4`` takes such steps of changes that come when they like
         (``psgc/layout/update_rule.py``); ``add:staleness=3`` lets no rank be more than 3 pushes ahead of the slowest.
     compression: codec text for the changes, with error feedback where the codec has it; values come back uncompressed.
-    memory: what this rank's codecs have kept of these tensors' changes in an earlier job (``remembered``), and steps, alike on all ranks.
+    memory: what this rank's codecs have kept of these tensors' changes in an earlier job (``remembered``), and steps and random streams, alike on all ranks.
     Every rank makes it, with the same names, shapes, rule and codec; it returns once all have, and rank 0's values are there: ``values`` has them.
     Raises UsageError for a name that was used before, a dtype or a rule that cannot be, or a job without servers; CodecError.
     """
@@ -145,9 +145,10 @@ class HeldTensors(api.Member):
                 raise UsageError(f"HeldTensors: tensor {key!r} is complex; give torch.view_as_real() of it")
         for spec in specs:
             self.rule.check_dtype(spec.dtype)
+        before = LayoutMemory() if memory is None else memory
         layout = session.declare(declaration(
             session, f"weights.{name}", "weights", specs, one_way(given_text(compression)), mean=False, rule=self.rule.canonical,
-            past_steps=0 if memory is None else memory.steps,
+            past_steps=before.steps, seed=before.seed, stream=before.stream,
         ))  # fmt: skip
         names.add(name)
         self._layout, self._asked = layout, 0
@@ -219,9 +220,12 @@ class HeldTensors(api.Member):
     def remembered(self) -> LayoutMemory:
         """What this rank's codecs keep of the changes, between two pushes, and the momentum that servers keep of ``nesterov`` in rounds, of the tensors
         that this rank answers for."""
+        layout = self._layout
         if self._alone is not None:
-            return self._alone.remembered(self._layout.past_steps + self._asked)
-        return self._session.remembered(self._layout, dropped=False)
+            memory = self._alone.remembered(layout.past_steps + self._asked)
+        else:
+            memory = self._session.remembered(layout, dropped=False)
+        return replace(memory, seed=layout.seed, stream=layout.stream)
 
     def _leave(self, pull: bool) -> None:
         """Push what ``values`` holds, which must be changes now, or only ask for the values."""
