@@ -40,6 +40,10 @@ UNKILLABLE_S: Final = 10.0  # a process in the middle of a system call that does
 HANDLED_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+class Unrepeated(int):
+    """A status that nobody should repeat, whichever it is: a signal to a launcher has ended the job."""
+
+
 class Supervisor:
     """A context manager: start children, then ``run`` until all have ended. When the block is left, no process remains, even after an error.
 
@@ -169,7 +173,7 @@ class Supervisor:
 
     def run(self, turned: Callable[[], None] = lambda: None) -> int:
         """Watch until all processes have ended. turned: called after each turn. Returns 0; after a fault the status of the process that caused it (128 + its
-        signal; 1 if it has none); or 128 + the signal that ended us. After a failure the last line on stderr is the reason."""
+        signal; 1 if it has none); or 128 + the signal that ended us; Unrepeated if we were to end. After a failure the last line on stderr is the reason."""
         while not all(child.gone for child in (*self.children, *self._former)) and time.monotonic() < self._give_up_at:
             self.turn()
             turned()
@@ -186,7 +190,7 @@ class Supervisor:
             self._tell_verdict(Weight.OWN if self.blame.cause is None else self.blame.cause.weight, text, status)
         elif text:
             self.say(text)
-        return status
+        return Unrepeated(status) if self.interrupted or self.final else status
 
     def _verdict(self) -> tuple[str, int]:
         """The last line to print ("" for none) and the exit status."""
