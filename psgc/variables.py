@@ -282,7 +282,7 @@ VARIABLES: Final = (
         "what a worker's death does. stop: the job ends; wait: the others wait until its launcher has started another process in its place, which goes on from "
         "their state; shrink: they go on without it meanwhile (operations.md); of jobs with servers whose script uses psgc.torch.Elastic",
     ),
-    Variable("PSGC_INCARNATION", "incarnation", _integer(0), "w", "set by launchers unless PSGC_ON_WORKER_LOSS=stop: which of its rank's processes it is"),
+    Variable("PSGC_INCARNATION", "incarnation", _integer(0), "wsc", "set by launchers: which of the processes that follow one another in its place it is"),
     Variable(
         "PSGC_ON_SCHEDULER_LOSS", "on_scheduler_loss", _one_of("restart", "stop"), "c",
         "what the scheduler's death does. restart: its launcher starts it again, and it goes on from its journal; stop: the job ends",

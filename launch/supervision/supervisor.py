@@ -122,7 +122,7 @@ class Supervisor:
         def begin(keeper: Keeper | None = None) -> Child:
             relays = (self._relay(name, sys.stdout), self._relay(name, sys.stderr, notes))
             number = next(incarnations)
-            own = {**env, "PSGC_INCARNATION": str(number)} if replaced else env
+            own = {**env, "PSGC_INCARNATION": str(number)} if replaced or number > first else env
             if number > first and replaced and (spare := self._spares.take(name, who, command, own, cores, relays)) is not None:
                 spare.start_again = begin
                 return spare
