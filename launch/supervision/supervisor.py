@@ -258,6 +258,8 @@ class Supervisor:
                 self.final = True
             elif report.event == "hung":
                 self._print_where_it_hung(report)
+            elif report.event == "unfollowed":
+                self._leave_unfollowed(report.child)
             elif not self._ending_them:
                 self._name_by_rank(report)
                 self.blame.hear(report)
@@ -266,6 +268,12 @@ class Supervisor:
         self._end_if_failed()
         if self.blame.unneeded and not any(c.running for c in self.children if not c.service):
             self._end_within(0)
+
+    def _leave_unfollowed(self, number: int) -> None:
+        """A scheduler can leave its next process nothing, and its death ends the job."""
+        if 0 <= number < len(self.children):
+            self.children[number].start_again = None
+            self.children[number].leave_nothing()
 
     def _is_back(self, number: int) -> None:
         """A process in a dead one's place has the job's state: it is waited for, even where others have come to the end a moment ago."""
