@@ -205,8 +205,8 @@ class Supervisor:
 
     @property
     def interrupted(self) -> bool:
-        """Whether a signal has told us to end the job."""
-        return bool(self._interrupt)
+        """Whether a signal has told us to end the job, perhaps just now."""
+        return bool(self._interrupt or self._pending)
 
     def turn(self) -> None:
         """Handle what happens next, or nothing for TURN_S."""
