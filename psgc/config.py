@@ -13,10 +13,11 @@ from typing import Any, Final, Literal
 from psgc.diagnostics.names import notes_on, raised, refuse_mistyped
 from psgc.errors import ConfigError
 from psgc.processes.addresses import endpoint, interface_address, is_loopback
-from psgc.processes.token_file import read_tokens
+from psgc.processes.token_file import await_tokens, read_tokens
 from psgc.variables import VARIABLES, Variable
 
 Role = Literal["worker", "server", "scheduler"]
+DEAD_S: Final = 60.0
 
 
 def outlet() -> str:
@@ -122,11 +123,11 @@ class Config:
     replicas: bool = False
     standby: bool = False
     on_worker_loss: str = "stop"
-    incarnation: int = 0  # of a worker, from 1, under a launcher that starts another process in its place
+    incarnation: int = 0  # from 1, of a worker under a launcher that may start another in its place; above 1 of all that follow another
     on_scheduler_loss: str = "restart"
     journal: str = ""
     journal_fds: tuple[int, ...] = ()
-    dead_s: float = 60.0  # so that a link that is cut for 20 s, and the kernel's pause after that, cost nothing
+    dead_s: float = DEAD_S  # so that a link that is cut for 20 s, and the kernel's pause after that, cost nothing
     register_timeout_s: float = 300.0
     step_timeout_s: float = 600.0
     abort_grace_s: float = 10.0
@@ -239,7 +240,8 @@ class Config:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None, **overrides: Any) -> Config:
-        """Read, parse and check the environment. Raises ConfigError that names the variable, its value and what was expected."""
+        """Read, parse and check the environment. Raises ConfigError that names the variable, its value and what was expected; PsgcError if the job's tokens
+        cannot be read, for PSGC_DEAD_S, by a process that follows another."""
         env = os.environ if env is None else env
         values: dict[str, Any] = {}
         for variable in VARIABLES:
@@ -250,7 +252,8 @@ class Config:
         values["codec_given"] = values.get("codec", "")
         values["part_bytes_given"] = "part_bytes" in values
         if values.get("token_file"):
-            *newer, values["token"] = read_tokens(values["token_file"])
+            file, follows = values["token_file"], values.get("incarnation", 0) > 1
+            *newer, values["token"] = await_tokens(file, values.get("dead_s", DEAD_S)) if follows else read_tokens(file)
             values["newer_tokens"] = tuple(newer)
         _from_torchrun(env, values)
         refuse_mistyped(env)

@@ -17,6 +17,7 @@ from psgc.wire.carriers import MODULES
 
 MIN_PART_BYTES: Final = 4096
 MOST_PORT: Final = 65535
+LONGEST_S: Final = 2_147_483.0  # 25 days: longer waits, by which users mean "never", overflow the kernel's milliseconds
 
 
 def _integer(minimum: int = 0, maximum: int | None = None) -> Callable[[str], int]:
@@ -32,10 +33,7 @@ def _integer(minimum: int = 0, maximum: int | None = None) -> Callable[[str], in
 
 def _seconds(text: str) -> float:
     """a number of seconds above 0"""
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise ValueError("above 0")
-    return value
+    return min(_rate(text), LONGEST_S)
 
 
 def _number(text: str) -> float:
@@ -48,7 +46,10 @@ def _number(text: str) -> float:
 
 def _rate(text: str) -> float:
     """a number above 0"""
-    return _seconds(text)
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise ValueError("above 0")
+    return value
 
 
 def _switch(text: str) -> bool:
@@ -282,7 +283,7 @@ VARIABLES: Final = (
         "what a worker's death does. stop: the job ends; wait: the others wait until its launcher has started another process in its place, which goes on from "
         "their state; shrink: they go on without it meanwhile (operations.md); of jobs with servers whose script uses psgc.torch.Elastic",
     ),
-    Variable("PSGC_INCARNATION", "incarnation", _integer(0), "w", "set by launchers unless PSGC_ON_WORKER_LOSS=stop: which of its rank's processes it is"),
+    Variable("PSGC_INCARNATION", "incarnation", _integer(0), "wsc", "set by launchers: which of the processes that follow one another in its place it is"),
     Variable(
         "PSGC_ON_SCHEDULER_LOSS", "on_scheduler_loss", _one_of("restart", "stop"), "c",
         "what the scheduler's death does. restart: its launcher starts it again, and it goes on from its journal; stop: the job ends",

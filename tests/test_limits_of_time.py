@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
+import select
+import threading
 from pathlib import Path
 
 from psgc.config import Config
+from psgc.launch.job.remote import Lines
 from psgc.variables import VARIABLES
 
 
@@ -14,6 +18,22 @@ def test_the_table_of_limits_has_every_setting_in_seconds_and_its_default() -> N
     rows = {name: float(default) for name, default in re.findall(r"^\| (PSGC_\w+) \| ([\d.]+) \|", page, re.M)}
     settings = {v.name: getattr(Config(), v.field) for v in VARIABLES if v.name.endswith("_S")}
     assert rows == settings
+
+
+def test_a_limit_that_is_never_to_be_over_can_be_waited_for() -> None:
+    """By the calls that count in milliseconds, too."""
+    read, write = os.pipe()
+    poll, there = select.poll(), threading.Event()
+    poll.register(write, select.POLLOUT)
+    there.set()
+    for variable in VARIABLES:
+        if variable.name.endswith("_S"):
+            limit_s = getattr(Config.from_env({variable.name: "1e12"}), variable.field)
+            os.write(write, b"a line\n")
+            assert Lines(read).next(limit_s) == b"a line"
+            assert poll.poll(1e3 * limit_s) and there.wait(limit_s)
+    os.close(read)
+    os.close(write)
 
 
 # Dates and other machines' clocks, by which nobody waits for anything.

@@ -18,7 +18,7 @@ from psgc.launch.job.cores import cores_of_ranks, described, near_memory
 from psgc.launch.job.interpreter import check_command, check_spares, note_on, spares_of, words_of
 from psgc.launch.job.part import of_machine, one_machine, servers_of, standbys_of
 from psgc.launch.job.planned import PLAN, inside_of, plan_here
-from psgc.launch.job.restarts import Unrepeated, restarts_of
+from psgc.launch.job.restarts import restarts_of
 from psgc.launch.job.scheduler_process import listener_of, start_scheduler
 from psgc.launch.job.threads import shared_cores
 from psgc.launch.job.warming import prepare
@@ -83,8 +83,7 @@ def run_members(
         for child in supervisor.children:
             child.follows = bool(configs)
         _start_workers(supervisor, members, configs)
-        status = supervisor.run()
-        return Unrepeated(status) if supervisor.final else status
+        return supervisor.run()
 
 
 def _members(roles: Sequence[str], command: list[str], env: Mapping[str, str]) -> Members:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import socket
 import sys
 import time
@@ -12,15 +11,10 @@ from typing import Final
 from psgc.config import Config
 from psgc.errors import ConfigError
 from psgc.launch.supervision.sink import Sink
+from psgc.launch.supervision.supervisor import Unrepeated
 
-# Ends that nobody should repeat: in order, a user's mistake, and a signal to us.
-FINAL: Final = {0, 2, *(128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))}
-
-
-class Unrepeated(int):
-    """A status that nobody should repeat, whichever it is."""
-
-
+# Ends that nobody should repeat: in order, and a user's mistake. One by a signal is a fault, where the signal was not to us.
+FINAL: Final = {0, 2}
 # The scheduler's port stays closed for so long before the scheduler starts again: by that the other machines see that the old job is over.
 GAP_S: Final = 5.0
 GAP_AWAITED_S: Final = 60.0  # a machine that has missed the gap goes on then

@@ -18,7 +18,6 @@ from psgc.launch.job.batch_signals import passing_on
 from psgc.launch.job.checks import canonical, check_codec_or_plan, check_job, check_trace
 from psgc.launch.job.interpreter import check_command, note_on
 from psgc.launch.job.planned import PLAN, inside_of, plan_here, plan_told
-from psgc.launch.job.restarts import Unrepeated
 from psgc.launch.job.scheduler_process import start_scheduler
 from psgc.launch.job.threads import shared_cores
 from psgc.launch.job.warming import PLANNER, prepare
@@ -104,8 +103,7 @@ def run_job(command: Sequence[str], *, workers: int = 2, servers: int = 1, nodes
                 supervisor.keep_spares(spares, command[0], env, links_of)
         except OSError as error:
             raise PsgcError(f"run: cannot start process {len(supervisor.children) + 1} of the job: {error}; see `ulimit -u -n`") from None
-        status = supervisor.run()
-        return Unrepeated(status) if supervisor.final else status
+        return supervisor.run()
 
 
 @contextmanager

@@ -41,6 +41,10 @@ UNKILLABLE_S: Final = 10.0  # a process in the middle of a system call that does
 HANDLED_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+class Unrepeated(int):
+    """A status that nobody should repeat, whichever it is: a signal to a launcher has ended the job."""
+
+
 class Supervisor:
     """A context manager: start children, then ``run`` until all have ended. When the block is left, no process remains, even after an error.
 
@@ -122,7 +126,7 @@ class Supervisor:
         def begin(keeper: Keeper | None = None) -> Child:
             relays = (self._relay(name, self._out), self._relay(name, self._err, notes))
             number = next(incarnations)
-            own = {**env, "PSGC_INCARNATION": str(number)} if replaced else env
+            own = {**env, "PSGC_INCARNATION": str(number)} if replaced or number > first else env
             if number > first and replaced and (spare := self._spares.take(name, who, command, own, cores, relays)) is not None:
                 spare.start_again = begin
                 return spare
@@ -173,7 +177,7 @@ class Supervisor:
 
     def run(self, turned: Callable[[], None] = lambda: None) -> int:
         """Watch until all processes have ended. turned: called after each turn. Returns 0; after a fault the status of the process that caused it (128 + its
-        signal; 1 if it has none); or 128 + the signal that ended us. After a failure the last line on stderr is the reason."""
+        signal; 1 if it has none); or 128 + the signal that ended us; Unrepeated if we were to end. After a failure the last line on stderr is the reason."""
         while not all(child.gone for child in (*self.children, *self._former)) and time.monotonic() < self._give_up_at:
             self.turn()
             turned()
@@ -193,7 +197,7 @@ class Supervisor:
             self._tell_verdict(Weight.OWN if self.blame.cause is None else self.blame.cause.weight, text, status)
         elif text:
             self.say(text)
-        return status
+        return Unrepeated(status) if self.interrupted or self.final else status
 
     def _verdict(self) -> tuple[str, int]:
         """The last line to print ("" for none) and the exit status."""
@@ -208,8 +212,8 @@ class Supervisor:
 
     @property
     def interrupted(self) -> bool:
-        """Whether a signal, or the end of our output's reader, has told us to end the job."""
-        return bool(self._interrupt) or self._unread_output
+        """Whether a signal, perhaps just now, or the end of our output's reader has told us to end the job."""
+        return bool(self._interrupt or self._pending) or self._unread_output
 
     def turn(self) -> None:
         """Handle what happens next, or nothing for TURN_S."""
@@ -262,6 +266,8 @@ class Supervisor:
                 self.final = True
             elif report.event == "hung":
                 self._print_where_it_hung(report)
+            elif report.event == "unfollowed":
+                self._leave_unfollowed(report.child)
             elif not self._ending_them:
                 self._name_by_rank(report)
                 self.blame.hear(report)
@@ -270,6 +276,12 @@ class Supervisor:
         self._end_if_failed()
         if self.blame.unneeded and not any(c.running for c in self.children if not c.service):
             self._end_within(0)
+
+    def _leave_unfollowed(self, number: int) -> None:
+        """A scheduler can leave its next process nothing, and its death ends the job."""
+        if 0 <= number < len(self.children):
+            self.children[number].start_again = None
+            self.children[number].leave_nothing()
 
     def _is_back(self, number: int) -> None:
         """A process in a dead one's place has the job's state: it is waited for, even where others have come to the end a moment ago."""

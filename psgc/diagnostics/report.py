@@ -1,5 +1,5 @@
 """Reports from a member of the job to the launcher that started it: joining, joined, left, a successor's first step, that it is back at the end of a training
-whose steps have all been taken, saving, that nobody is to start the job again, why it ended or was cut off, where it hung.
+whose steps have all been taken, saving, that nobody is to start the job again, or to follow the scheduler, why it ended or was cut off, where it hung.
 
 JSON datagrams to an abstract Unix socket. PSGC_LAUNCHER has its name and the member's number. They only decide what is printed, by whom, and how
 soon a launcher gives up; so it is no error if the launcher is gone, or in another network namespace.
@@ -13,7 +13,9 @@ import socket
 from dataclasses import asdict, dataclass
 from typing import Final, Literal, get_args
 
-Event = Literal["joining", "joined", "left", "stepped", "back", "died", "job failed", "cut off", "saving", "saved", "hung", "final"]
+Event = Literal[
+    "joining", "joined", "left", "stepped", "back", "died", "job failed", "cut off", "saving", "saved", "hung", "final", "unfollowed"
+]
 EVENTS: Final = get_args(Event)
 MAX_TEXT: Final = 8000  # characters: a datagram holds 200 KB, a line that somebody reads less
 PATIENCE_S: Final = 0.5  # the launcher reads as fast as it can

@@ -7,12 +7,14 @@ scheduler listens under the last, the oldest. So while old and new stand in all 
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Final
 
-from psgc.errors import ConfigError
+from psgc.errors import ConfigError, PsgcError
 
 MOST: Final = 4  # tokens: a process that is refused tries one after the other
+POLL_S: Final = 0.2  # of a file that is awaited
 
 
 def read_tokens(path: str) -> tuple[str, ...]:
@@ -29,6 +31,18 @@ def read_tokens(path: str) -> tuple[str, ...]:
             f"PSGC_TOKEN_FILE={path}: it has {len(tokens) or 'no'} tokens; expected 1 to {MOST}, one a line, the newest first"
         )
     return tokens
+
+
+def await_tokens(path: str, within_s: float) -> tuple[str, ...]:
+    """As ``read_tokens``, of a process that follows another in a job that runs: there a file that is gone for a moment changes nothing. Raises PsgcError."""
+    deadline = time.monotonic() + within_s
+    while True:
+        try:
+            return read_tokens(path)
+        except ConfigError as error:
+            if time.monotonic() >= deadline:
+                raise PsgcError(f"{error}, for {within_s:g} s (PSGC_DEAD_S)") from None
+        time.sleep(POLL_S)
 
 
 Stamp = tuple[int, int, int, int]
@@ -71,4 +85,4 @@ class TokenFile:
         return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
 
 
-__all__ = ["TokenFile", "read_tokens"]
+__all__ = ["TokenFile", "await_tokens", "read_tokens"]

@@ -20,6 +20,9 @@ from psgc.wire.frames import VERSION, Header, Kind
 from psgc.wire.messages import NUMBERS_A_HOST, ErrorCode, Notice, Register, decode_body, encode_body
 
 AT_ONE = "PSGC_REPLICAS=1, but servers and what takes their places are on one machine, of different launchers: replicas outlive the launchers, not the machine"
+NOTHING_LEFT = (
+    "is in a job whose scheduler has ended, and has left this one nothing to go on from (PSGC_JOURNAL): start all processes of it again"
+)
 
 
 class Admission:
@@ -61,11 +64,7 @@ class Admission:
             return [self._job.post.send(peer, Kind.BYE)]
         member = Member(peer, register, now)
         if epoch:  # its layouts would have the numbers of this job's
-            raise RemoteProtocolError(
-                f"{member.label} is in a job whose scheduler has ended, and has left this one nothing to go on from (PSGC_JOURNAL): start all processes of it "
-                f"again",
-                ErrorCode.NOT_ADMITTED,
-            )
+            raise RemoteProtocolError(f"{member.label} {NOTHING_LEFT}", ErrorCode.NOT_ADMITTED)
         conflict = self._job.roster.conflict(member)
         if self._job.agreements is not None:
             raise RemoteProtocolError(f"everyone is already there: {conflict or member.label}", ErrorCode.NOT_ADMITTED)

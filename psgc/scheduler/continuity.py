@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from psgc import __version__
 from psgc.config import Config
+from psgc.diagnostics.report import Launcher
 from psgc.errors import PsgcError
 from psgc.scheduler.journal import Journal
 from psgc.scheduler.records import Began, Complete, Record, Sealed
@@ -106,12 +107,14 @@ class Continuity:
         return {digest(job, token): seal(job, token, self.data_key, secrets.token_bytes(SALT_BYTES)) for token in self._tokens or ("",)}
 
     def _guarded(self, write: Callable[[Journal], None]) -> None:
-        """A disk that is full ends no job: the journal is given up, and nobody takes up what is old."""
+        """A disk that is full ends no job: the journal is given up, and nobody takes up what is old, or follows this process."""
         if self._journal is None:
             return
         try:
             write(self._journal)
         except OSError as error:
+            self.returns = False
+            Launcher(self._config.launcher).tell("unfollowed")
             logger.warning(
                 "the journal %s cannot be written (%s): if this scheduler dies from now on, the job ends", self._journal.name, error
             )

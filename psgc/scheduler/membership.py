@@ -15,7 +15,7 @@ from psgc.processes.absence import Absence, younger
 from psgc.processes.reminder import Reminder
 from psgc.scheduler import history
 from psgc.scheduler.actions import Action, End, Keep, Log, Send
-from psgc.scheduler.admission import Admission
+from psgc.scheduler.admission import NOTHING_LEFT, Admission
 from psgc.scheduler.deaths import Deaths
 from psgc.scheduler.job import Job
 from psgc.scheduler.lateness import Lateness, Overdue, in_turn
@@ -82,7 +82,9 @@ class Membership(Job):
                     return self._launcher_ended(peer, told.text)
             if member is None:
                 unknown = True  # a member whose new connection is not up yet: there it registers, and repeats its open requests
-                raise RemoteProtocolError("register first", ErrorCode.NOT_ADMITTED)
+                # Of a job that another scheduler had and this one knows nothing of: what was queued for that one comes before a registration.
+                former = header.epoch and self.agreements is None
+                raise RemoteProtocolError(f"a member {NOTHING_LEFT}" if former else "register first", ErrorCode.NOT_ADMITTED)
             if member.absent and self.failed is None:
                 assert self.losses is not None
                 return [self.losses.turn_away(member, peer)]

@@ -12,7 +12,8 @@ import pytest
 from psgc.config import Config
 from psgc.errors import ConfigError
 from psgc.launch.job import restarts
-from psgc.launch.job.restarts import Unrepeated, restarts_of, run_again
+from psgc.launch.job.restarts import restarts_of, run_again
+from psgc.launch.supervision.supervisor import Unrepeated
 from tests.launch.conftest import JOBS
 from tests.ports import free_port
 
@@ -35,9 +36,35 @@ def test_a_fault_is_followed_by_another_start_up_to_the_limit(capsys: pytest.Cap
     assert ends(1, most=0) == (1, [{}])
 
 
-@pytest.mark.parametrize("status", [0, 2, 128 + signal.SIGINT, 128 + signal.SIGTERM, Unrepeated(1)])
+@pytest.mark.parametrize("status", [0, 2, Unrepeated(1), Unrepeated(128 + signal.SIGTERM)])
 def test_these_ends_are_final(status: int) -> None:
     assert ends(status, most=3)[0] == status
+
+
+ENDS_ONCE = """
+import os, signal
+print("start", os.environ["PSGC_RESTART"], flush=True)
+if os.environ["PSGC_RESTART"] == "0":
+    os.kill(os.getpid(), signal.{0})
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT"])
+def test_a_signal_to_a_worker_is_a_fault(launched: Any, name: str) -> None:
+    """As from earlyoom, or from somebody who kills a process by its number."""
+    command = (sys.executable, "-c", ENDS_ONCE.format(name))
+    status, out, err = launched.end(launched.psgc_launch(*command, DMLC_ROLE="worker", DMLC_NUM_WORKER="1", PSGC_RESTARTS="2"))
+    assert (status, out) == (0, "start 0\nstart 1\n"), err
+    assert f"the job failed with status {128 + signal.Signals[name]}; restart 1 of 2 (PSGC_RESTARTS)" in err
+
+
+def test_a_signal_to_the_launcher_is_final(launched: Any) -> None:
+    popen = launched.job("--workers", "1", PSGC_RESTARTS="2")
+    popen.send_signal(signal.SIGTERM)
+    status, _, err = launched.end(popen)
+    assert (status, err.splitlines()[-1]) == (128 + signal.SIGTERM, "psgc run: ended by SIGTERM")
+    assert "(PSGC_RESTARTS)" not in err
 
 
 def test_a_machine_waits_until_the_scheduler_of_the_last_start_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:

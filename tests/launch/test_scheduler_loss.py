@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -86,6 +87,19 @@ def test_stop_ends_the_job_at_its_death(launched: Any) -> None:
     status, _, err = launched.end(popen)
     assert status == 128 + signal.SIGKILL
     assert re.search(r"psgc run: scheduler was killed by SIGKILL \(pid \d+\)$", err.strip()), err
+    assert GOES_ON not in err
+
+
+def test_one_whose_journal_was_given_up_is_not_followed(launched: Any) -> None:
+    popen = launched.job()
+    _guardian, scheduler, server, *_ = children(popen)
+    resource.prlimit(scheduler, resource.RLIMIT_FSIZE, (0, 0))  # as a disk that is full
+    os.kill(server, signal.SIGKILL)  # which is written down
+    told_of(popen, "if this scheduler dies from now on, the job ends")
+    os.kill(scheduler, signal.SIGKILL)
+    status, _, err = launched.end(popen)
+    assert status == 128 + signal.SIGKILL
+    assert re.search(rf"psgc run: scheduler was killed by SIGKILL \(pid {scheduler}\)$", err.strip()), err
     assert GOES_ON not in err
 
 

@@ -111,8 +111,11 @@ def test_a_token_is_replaced_while_servers_and_the_scheduler_die(launched: Any, 
         kill_and_await(scheduler, rng)
     until_admitted(port, number, "the second")
     assert not admits(port, number, "the first")
+    if not meanwhile:
+        file.rename(tmp_path / "away")  # a volume that is mounted again: who follows waits for it
     kill_and_await(servers, rng)
     if not meanwhile:
+        (tmp_path / "away").rename(file)
         kill_and_await(scheduler, rng)
     for _ in range(200):
         launched.read_until(popen, "step")

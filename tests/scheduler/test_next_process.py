@@ -73,6 +73,9 @@ def test_members_of_a_job_are_refused_by_a_scheduler_that_knows_nothing_of_it(jo
     for peer, own in (("s0", register("server", index=0)), ("w0", register(node=0)), ("w1", register(node=1))):
         said = fresh.say(peer, Kind.REGISTER, own, epoch=job.membership.epoch)
         assert "is in a job whose scheduler has ended, and has left this one nothing to go on from" in refused(said, ErrorCode.NOT_ADMITTED)
+    said = fresh.say("w1", Kind.HEARTBEAT, epoch=job.membership.epoch)  # queued before there was a new connection, on which it registers
+    assert "is in a job whose scheduler has ended, and has left this one nothing to go on from" in refused(said, ErrorCode.NOT_ADMITTED)
+    assert "register first" in refused(fresh.say("w2", Kind.HEARTBEAT), ErrorCode.NOT_ADMITTED)
     assert not list(fresh.membership.roster), "and this one's own members are awaited"
     fresh.join("own", register(node=0, pid=7))
     assert len(list(fresh.membership.roster)) == 1

@@ -13,7 +13,8 @@ import pytest
 import zmq
 
 from psgc.config import Config
-from psgc.errors import ConfigError
+from psgc.errors import ConfigError, PsgcError
+from psgc.processes import token_file
 from psgc.processes.token_file import read_tokens
 from psgc.transport.control.dealer import Dealer
 from psgc.transport.control.router import Router
@@ -62,6 +63,26 @@ def test_a_file_without_tokens_is_refused_with_its_name(tmp_path: Path, text: st
         file.write_text(text)
     with pytest.raises(ConfigError, match=f"PSGC_TOKEN_FILE={file}: .*{says}"):
         Config.from_env(ENV | {"PSGC_TOKEN_FILE": str(file)})
+
+
+def test_a_process_that_follows_another_waits_for_a_file_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job has the tokens, and goes on: it is no wrong setting."""
+    file, looks = tmp_path / "tokens", list[float]()
+    follows = ENV | {"PSGC_INCARNATION": "2", "PSGC_TOKEN_FILE": str(file)}
+
+    def sleep(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 3:
+            file.write_text("back\n")
+
+    monkeypatch.setattr(token_file.time, "sleep", sleep)
+    with pytest.raises(ConfigError):
+        Config.from_env(follows | {"PSGC_INCARNATION": "1"})
+    assert (Config.from_env(follows).token, len(looks)) == ("back", 3)
+    file.unlink()
+    with pytest.raises(PsgcError, match=r"it cannot be read \(No such file or directory\), for 1e-09 s \(PSGC_DEAD_S\)$") as raised:
+        Config.from_env(follows | {"PSGC_DEAD_S": "1e-9"})
+    assert not isinstance(raised.value, ConfigError)
 
 
 def written(file: Path, text: str) -> None:
