@@ -32,7 +32,6 @@ from psgc.launch.job.lost_hosts import LostHosts, check_reserve, smallest
 from psgc.launch.job.placing import Place
 from psgc.launch.job.planned import PLAN, inside_of, plan_here, plan_told
 from psgc.launch.job.remote import LIVES
-from psgc.launch.job.restarts import Unrepeated
 from psgc.launch.job.run import NOT_INHERITED
 from psgc.launch.supervision.blame import Weight
 from psgc.launch.supervision.child import Child
@@ -212,8 +211,7 @@ def run_hosts(command: Sequence[str], places: Sequence[Place], way: Way, *, code
                 remote.wait(config.dead_s)
             else:
                 order(remote, {})
-        status = watch.run(order)
-        return Unrepeated(status) if supervisor.final else status
+        return watch.run(order)
 
 
 @contextlib.contextmanager
