@@ -143,6 +143,8 @@ class Running:
     def _await_first(self) -> None:
         while self._goes_on() and not self._out.progress:
             self._turn()
+        if self._goes_on():
+            self._turn()  # whoever took it may have been no member yet when members were last looked for
 
     def _wait_until(self, when: float) -> bool:
         while self._goes_on() and time.monotonic() < when:
