@@ -333,7 +333,7 @@ class Server:
         self._open_gate()
         self._admitted_at = time.monotonic()
         if self._trace is not None:
-            self._trace.joined(topology.rank, topology.node_sizes)
+            self._trace.joined(topology.rank, topology.node_sizes, self._follows)
         joined(topology.rank)
         name, index = f"server {topology.rank}", topology.rank
         self._exporter = export(

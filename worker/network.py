@@ -169,7 +169,7 @@ class Network(threading.Thread):
     def joined(self, topology: Topology) -> None:
         """Everyone is there: connect to the servers. ``ready`` when all have answered."""
         if self.trace is not None:
-            self.trace.joined(topology.rank, topology.node_sizes)
+            self.trace.joined(topology.rank, topology.node_sizes, topology.incarnation > 1)
         self._push_pull.begin(topology, self._coordinator.began)
         if not topology.servers:
             self.reached()
@@ -181,9 +181,10 @@ class Network(threading.Thread):
 
     def laid_out(self, layout: Layout) -> None:
         """A layout has been agreed."""
+        taken = self.membership.taken.get(layout.name, 0)
         if self.trace is not None:
-            self.trace.laid_out(layout)
-        self._push_pull.add(layout, self.membership.taken.get(layout.name, 0))
+            self.trace.laid_out(layout, taken)
+        self._push_pull.add(layout, taken)
 
     def hand_over(self, handover: Handover) -> None:
         """The scheduler has said who gives the job's state to whom."""

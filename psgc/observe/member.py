@@ -1,7 +1,7 @@
 """A member's own timeline while its job runs: the recorder, the buckets' names, and when the file is written.
 
 A separate thread writes the file when the last traced step is over. If more has been recorded when the process leaves the job, also after a failure, the
-file is written again.
+file is written again. A process that follows another in its place leaves that one's file as it is, unless it has recorded something itself.
 """
 
 from __future__ import annotations
@@ -41,12 +41,14 @@ class MemberTrace:
         self._written = -1
         self._lock = threading.Lock()
 
-    def joined(self, index: int, node_sizes: tuple[int, ...]) -> None:
-        """Note this member's index and the job's nodes, once the job is complete."""
+    def joined(self, index: int, node_sizes: tuple[int, ...], follows: bool = False) -> None:
+        """Note this member's index and the job's nodes, once the job is complete. follows: another process has been this member before."""
         self._index, self._node_sizes = index, node_sizes
+        if follows:
+            self._written = 0
 
-    def laid_out(self, layout: Layout) -> None:
-        """Remember the layout's buckets by name."""
+    def laid_out(self, layout: Layout, taken: int = 0) -> None:
+        """Remember the layout's buckets by name. taken: as of ``Membership``."""
         for bucket in layout.buckets:
             self._names[layout.id, bucket.index] = Name(layout.name, bucket.index, _described(layout, bucket))
 

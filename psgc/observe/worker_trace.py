@@ -12,7 +12,7 @@ from pathlib import Path
 from time import monotonic_ns, time_ns
 
 from psgc.config import Config
-from psgc.layout import Layout
+from psgc.layout import Layout, make_key
 from psgc.observe.byteps_timeline import comm_events, write_comm
 from psgc.observe.lanes import PULL, PUSH, READY, WAIT, Line
 from psgc.observe.member import MemberTrace, recorder_of
@@ -49,14 +49,15 @@ class WorkerTrace(MemberTrace):
         super().__init__(config.trace_folder, recorder_of(config))
         self._connections: dict[int, _Connection] = {}
         self._backwards: dict[str, _Backward] = {}  # by what the optimizer's layouts are named after
-        self._submitted: dict[int, int] = {}  # by layout and bucket: steps
+        self._submitted: dict[int, int] = {}  # by layout and bucket: steps, by the job's count
         self._marks = threading.Lock()
         self._layouts: dict[int, Layout] = {}
         self._as_byteps, self._local_rank = config.trace_as_byteps, config.local_rank
 
-    def laid_out(self, layout: Layout) -> None:
-        super().laid_out(layout)
+    def laid_out(self, layout: Layout, taken: int = 0) -> None:
+        super().laid_out(layout, taken)
         self._layouts[layout.id] = layout
+        self._submitted |= {make_key(layout.id, bucket.index, 0): taken for bucket in layout.buckets}
 
     def _write_file(self, about: About, spans: Sequence[Recorded]) -> Path:
         if not self._as_byteps:
@@ -74,9 +75,10 @@ class WorkerTrace(MemberTrace):
 
     def submitted(self, layout: Layout, bucket: int) -> None:
         """Note that a bucket is ready."""
-        now, key = monotonic_ns(), layout.id << 48 | bucket << 24
+        now, key = monotonic_ns(), make_key(layout.id, bucket, 0)
         with self._marks:
-            step = self._submitted[key] = self._submitted.get(key, 0) + 1
+            self._submitted[key] += 1
+            step = self._submitted[key]
         self.begun(step)
         if layout.kind != "plan":
             return

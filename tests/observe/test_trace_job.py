@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -15,9 +19,13 @@ from psgc.observe.timeline import Event, read_folder
 from psgc.plan.inputs.profile import CostCurve, Profile, TensorProfile
 from psgc.plan.planfile.reading import load_plan
 from tests.jobs.tiny import NUMEL
+from tests.launch.conftest import Launched, launched
+from tests.launch.killing import Pace, children
+from tests.launch.test_worker_loss import JOB, SAYS, WAIT
 from tests.observe.test_recorder import check_no_overlap
 from tests.plan.commands import psgc
 
+__all__ = ["launched"]
 STEPS = (3, 4, 5)
 
 
@@ -146,6 +154,49 @@ def test_after_a_failure_there_is_what_was_recorded(make_job: Callable[..., Any]
         assert {2, 3, 4} <= steps <= {2, 3, 4, 5}, one.about.name
         assert one.about.steps in (4, 5)
     assert {path.name for path in tmp_path.iterdir()} == {"rank0.json", "rank1.json", "server0.json", "plan.json"}
+
+
+def pids_after(popen: subprocess.Popen[str], step: int) -> dict[int, int]:
+    """Those of both ranks, once they have said that they have taken this step."""
+    found: dict[int, int] = {}
+    for line in popen.stdout or ():
+        if (said := SAYS.match(line)) and int(said[2]) == step:
+            found[int(said[1])] = int(said[4])
+        if len(found) == 2:
+            return found
+    raise AssertionError(f"it ended before step {step}: {popen.communicate()[1]}")
+
+
+@pytest.mark.timeout(300)
+def test_a_process_that_follows_another_goes_on_counting_and_leaves_what_that_one_has_written(launched: Launched, tmp_path: Path) -> None:
+    env = {"PSGC_TRACE": str(tmp_path), "PSGC_TRACE_START_STEP": "2", "PSGC_TRACE_END_STEP": "6", "PSGC_TRANSPORT": "tcp"}
+    with Pace(ahead=3) as pace:
+        popen = launched.psgc(
+            "run", "--no-prefix", "--workers", "2", "--", sys.executable, JOB, "14", "none", "0", **WAIT, **env, **pace.env
+        )
+        os.kill(pids_after(popen, 2)[1], signal.SIGKILL)  # it has taken three steps
+        pace.allow(12)  # it has taken more than six of its own, too
+        pids = pids_after(popen, 11)
+        files = [tmp_path / name for name in ("rank0.json", "rank1.json", "server0.json")]
+        while not all(file.exists() for file in files):
+            assert popen.poll() is None
+            time.sleep(0.01)
+        before = {file: file.read_text() for file in files}
+        _guardian, _scheduler, server, *_ = children(popen)
+        os.kill(server, signal.SIGKILL)
+        os.kill(pids[1], signal.SIGKILL)
+        pace.over()
+        status, _, err = launched.end(popen)
+    assert status == 0, err
+    assert err.count("another process takes its place") == 2 and err.count("it is started again and goes on") == 1
+    assert {file: file.read_text() for file in files} == before
+    first, second, of_server = read_folder(tmp_path)
+    taken = {
+        lane: {event["args"]["step"] for event in second.events if event["cat"] == lane}
+        for lane in ("backward", "inter-send", "inter-receive")
+    }
+    assert taken == {lane: {4, 5, 6} for lane in taken}, "by the job's count"
+    assert {event["args"]["step"] for event in first.events} == {event["args"]["step"] for event in of_server.events} == {2, 3, 4, 5, 6}
 
 
 STAGES = {"COPYD2H", "COMPRESS", "PUSH", "PULL", "DECOMPRESS", "COPYH2D"}
