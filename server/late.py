@@ -115,7 +115,7 @@ class Late:
 class HeldUp:
     """Whom a layout's steps wait for although they may be closed without: a rank that is slow in every step, which nothing can hide."""
 
-    since: int = 0  # the last step that was looked at
+    since: int = -1  # the last step that was looked at, or before the first of which this process knows; -1: none has been closed
     step: int = 0
     closings: int = 0
     by: dict[int, int] = field(default_factory=dict)
@@ -123,6 +123,8 @@ class HeldUp:
 
     def note(self, rank: int, step: int) -> None:
         """A step of a key has been closed. rank: held it up; -1: nobody has."""
+        if self.since < 0:
+            self.since = step - 1
         self.step = max(self.step, step)
         self.closings += 1
         if rank >= 0:

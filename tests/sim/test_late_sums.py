@@ -16,7 +16,7 @@ from psgc.codecs import CodecPair, Stream, parse_codec
 from psgc.errors import RemoteProtocolError
 from psgc.layout import make_key
 from psgc.server.engine import Engine, KeyWork
-from psgc.server.late import Late, Owed
+from psgc.server.late import LOOKED_AT, HeldUp, Late, Owed
 from psgc.server.step import NO_SLOT, Action, Commit, Fold, KeepLate, KeySpec, KeyState, Reply, Result
 from psgc.server.store import KeyShape, Store
 from psgc.wire.frames import Flag, Header, Kind
@@ -217,6 +217,19 @@ def test_a_step_waits_for_what_the_last_one_was_closed_without_and_names_that_ra
     assert state.late is not None
     assert state.late.held_up_by == 2
     assert state.awaited() == []
+
+
+@pytest.mark.parametrize("before", [0, 1000])
+def test_a_rank_is_named_after_as_many_steps_in_a_process_that_follows_at_a_later_one(before: int) -> None:
+    held_up = HeldUp()
+    due = []
+    for step in range(before + 1, before + LOOKED_AT + 1):
+        held_up.note(2 if step > before + 10 else -1, step)
+        due += [(step - before, rank, share) for rank, share in held_up.due()]
+    assert due == [(LOOKED_AT, 2, 0.8)]
+    paused = HeldUp()
+    paused.note(2, before + 1)
+    assert paused.due() == [], "once"
 
 
 def test_a_process_that_follows_knows_the_result_before_the_last_and_who_is_late() -> None:
