@@ -13,6 +13,7 @@ from typing import Final, Protocol
 
 from psgc.config import Config
 from psgc.errors import RemoteProtocolError
+from psgc.processes.absence import Absence, younger
 from psgc.processes.addresses import is_loopback, split
 from psgc.processes.breaks import Breaks
 from psgc.processes.reminder import Reminder
@@ -73,6 +74,7 @@ class Replica:
         self._down: float | None = now  # when the connection went down; None while it is up
         self._breaks = Breaks()
         self._named = Reminder(now)
+        self._absence = Absence(config.heartbeat_s, now)
 
     def look(self, now: float) -> None:
         """Take note of what has become of the connection. Call it when that is closed, and now and then while there is none."""
@@ -117,7 +119,11 @@ class Replica:
 
     def late(self, now: float, first_s: float, limit_s: float) -> tuple[str, bool]:
         """A line on the standby, where it cannot be reached, or the connection breaks before the standby has acknowledged anything, if that is due; and whether
-        it has been so for too long."""
+        it has been so for too long. Call it once a heartbeat."""
+        if away := self._absence.ended(now):
+            self._down = None if self._down is None else younger(self._down, away, now)
+            self._breaks.was_away(away, now)
+            self._named.was_away(away, now)
         if self._down is None and not self._breaks.count:
             return "", False
         at, over = self.link.route.address, self._breaks.last(now, limit_s)

@@ -70,11 +70,12 @@ def test_registration_is_given_as_long_as_the_scheduler_ran() -> None:
 
 
 def test_a_server_that_cannot_be_reached_is_given_as_long_as_the_worker_ran() -> None:
-    for reached in (False, True):
+    for reached, breaks in ((False, 0), (True, 1), (True, 4)):
         reach = Reach(0, ["tcp://10.0.0.4:4000"], 0.0, 0.0, 5.0, float(LIMIT_S), float(LIMIT_S))
         if reached:
-            reach.up(0)
-            reach.down(0, 0.0)
+            for _ in range(breaks):
+                reach.up(0)
+                reach.down(0, 0.0)
         for now in (0.0, 0.25, ABSENT_S, ABSENT_S + 0.25):
             assert reach.tick(now, lambda _: "why")[1] is None
         times = [ABSENT_S + tick / 4 for tick in range(2, 8 * LIMIT_S)]

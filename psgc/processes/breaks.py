@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from psgc.processes.absence import younger
+
 MANY: Final = 3  # breaks without progress that may end a job
 
 
@@ -27,6 +29,10 @@ class Breaks:
         """What was awaited came through at this time."""
         if when > self.first:
             self.count = 0
+
+    def was_away(self, away: float, now: float) -> None:
+        """This process did not run for so long."""
+        self.first = younger(self.first, away, now)
 
     def last(self, now: float, limit_s: float) -> bool:
         """Whether that has gone on for longer than the limit."""

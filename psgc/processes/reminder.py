@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from psgc.processes.absence import younger
+
 LONGEST_S: Final = 60.0  # a wait of hours is still named this often
 
 
@@ -17,6 +19,10 @@ class Reminder:
 
     since: float
     times: int = 0  # how often it has been named
+
+    def was_away(self, away: float, now: float) -> None:
+        """This process did not run for so long."""
+        self.since = younger(self.since, away, now)
 
     def due(self, now: float, first_s: float) -> bool:
         """Whether to repeat the message now. Each interval is twice the last one, up to a minute. first_s: from ``since`` to the first message."""

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
+import re
+from types import SimpleNamespace
 from typing import Literal
 
+import numpy as np
 import pytest
 
+from psgc.config import Config
+from psgc.errors import JobFailed
+from psgc.wire.learners import Enrol
+from psgc.worker.learner import client as client_module
+from psgc.worker.learner.client import LearnerClient
 from psgc.worker.learner.contact import Contact, Silence, Wait
+from tests.ports import free_port
 
-SILENCE_S, LIMIT_S = 5.0, 600.0
+SILENCE_S, LIMIT_S, ABSENT_S = 5.0, 600.0, 10_000.0
 
 
 def breaking(
@@ -22,6 +32,7 @@ def breaking(
     down = 10.0
     while now < until:
         now += 0.25
+        contact.tick(now)
         if now == down:
             contact.down(now)
             up = now + 0.5
@@ -93,3 +104,48 @@ def test_a_wait_is_named_soon_and_then_ever_more_rarely() -> None:
     wait = Wait(0, 100.0)
     assert [at for at in range(100, 200) if wait.due(at, SILENCE_S) is not None] == [105, 115, 135, 175]
     assert Wait(0, 100.0).due(106.0, SILENCE_S) == 6.0
+
+
+@pytest.mark.parametrize("happened", ["never reached", "down", "breaks again and again"])
+def test_time_in_which_the_learner_did_not_run_counts_in_no_limit_and_in_no_line(happened: str) -> None:
+    contact, wait, now = Contact(0.0), Wait(0, 0.0), 0.25
+    contact.tick(now, wait)
+    if happened != "never reached":
+        contact.answered(now, progress=True)
+        contact.down(now)
+    for _ in range(4 if happened == "breaks again and again" else 0):
+        contact.answered(now, progress=False)
+        contact.down(now)
+    now += ABSENT_S
+    contact.tick(now, wait)
+    assert contact.late(now, LIMIT_S, wait.began) is None
+    assert contact.due(now, SILENCE_S) is None and wait.due(now, SILENCE_S) is None
+    lates = list[tuple[float, str] | None]()
+    while not lates or lates[-1] is None:
+        now += 0.25
+        contact.tick(now, wait)
+        lates.append(contact.late(now, LIMIT_S, wait.began))
+    assert LIMIT_S - 1 <= now - ABSENT_S <= LIMIT_S + 1
+
+
+def test_nothing_is_silent_while_the_learner_does_not_run() -> None:
+    contact, silence = Contact(0.0), Silence()
+    assert silence.due(0.0, 1000, 1, 60.0) is None
+    contact.tick(ABSENT_S, silence)
+    assert silence.due(ABSENT_S, 1000, 1, 60.0) is None
+    assert silence.due(ABSENT_S + 60.0, 1000, 1, 60.0) == 60.0
+
+
+def test_whoever_waits_for_a_syncer_and_was_stopped_waits_for_as_long_as_it_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever of its threads goes on first."""
+    seconds = itertools.count()
+    monkeypatch.setattr(client_module, "time", SimpleNamespace(monotonic=lambda: (n := next(seconds)) * 0.3 + ABSENT_S * (n > 12)))
+    ones = np.ones(3, np.float32).view(np.uint8)
+    config = Config(role="worker", token="0123456789", register_timeout_s=6.0)
+    enrol = Enrol("a", "1", 1, "none", "none", ("w [3]",), (3,))
+    learner = LearnerClient(config, f"tcp://127.0.0.1:{free_port()}", enrol, [ones], lambda *_: ones)
+    with pytest.raises(JobFailed) as failed:
+        learner.answer(0, wait=True)
+    learner.close()
+    assert (gave_up := re.search(r"gave up after (\d+) s", str(failed.value))) is not None
+    assert int(gave_up[1]) < 10

@@ -64,7 +64,7 @@ def link(monkeypatch: pytest.MonkeyPatch) -> Link:
 
 def replica_of(store: Store) -> Replica:
     topology = Topology(0, 2, 2, (1, 1), 1, (), (), "00" * 32, standby="tcp://10.0.0.9:7")
-    return Replica(Config(job=5), topology, None, store, 0.0)  # type: ignore[arg-type]
+    return Replica(Config(job=5, heartbeat_s=4.0), topology, None, store, 0.0)  # type: ignore[arg-type]
 
 
 def stored(keys: int) -> Store:
@@ -164,7 +164,18 @@ def test_one_that_is_down_is_named_and_ends_the_job(link: Link) -> None:
     assert replica.late(SILENCE_S + 1, SILENCE_S, LIMIT_S) == (
         "its standby cannot be reached at tcp://10.0.0.9:7, for 6 s so far: Connection reset by peer", False
     )  # fmt: skip
-    assert replica.late(LIMIT_S + 1, SILENCE_S, LIMIT_S)[1]
+    assert [now for now in range(int(SILENCE_S) + 2, int(LIMIT_S) + 2) if replica.late(now, SILENCE_S, LIMIT_S)[1]] == [LIMIT_S + 1]
+
+
+@pytest.mark.parametrize("breaks", [1, 4])
+def test_a_standby_is_given_as_long_as_the_server_ran(link: Link, breaks: int) -> None:
+    replica, absent = replica_of(stored(1)), 10_000.0
+    link.happened = ["up", "down"] * breaks
+    replica.look(0.0)
+    assert replica.late(1.0, SILENCE_S, LIMIT_S) == ("", False)
+    assert replica.late(1.0 + absent, SILENCE_S, LIMIT_S) == ("", False)
+    over = [now for now in range(2, 2 * int(LIMIT_S)) if replica.late(now + absent, SILENCE_S, LIMIT_S)[1]]
+    assert LIMIT_S <= over[0] <= LIMIT_S + 2
 
 
 def test_a_process_that_follows_another_sends_what_that_one_has_committed_before_it_says_anything_of_it(link: Link) -> None:

@@ -84,6 +84,7 @@ class Reach:
             self._deadline += away
             for connection in self._connections:
                 connection.since = None if connection.since is None else younger(connection.since, away, now)
+                connection.breaks.was_away(away, now)
         texts: list[tuple[int, str]] = []
         for server, connection in enumerate(self._connections):
             if connection.breaks.last(now, self._limits.step_timeout_s):

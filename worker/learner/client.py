@@ -54,7 +54,7 @@ class LearnerClient:
 
         self._link = ServerLink(Route(0, by, at, False, by.dialer(at, config), proof), self._links)
         self._number = number
-        self._contact = Contact(time.monotonic())
+        self._contact = Contact(time.monotonic(), TICK_S)  # both threads tick: whichever goes on first after this process did not run
         self._silence = Silence()
         self._wait: Wait | None = None  # of the training thread; the connection's says so
         self._begun = self._leaves = False  # the syncer has been reached; this learner has nothing more to say
@@ -95,8 +95,10 @@ class LearnerClient:
                     self._check()
                     if fragment in self._talk.answers or not wait:
                         return self._talk.answers.pop(fragment, None)
-                    self._wait = self._wait or Wait(fragment, time.monotonic())
-                    self._give_up_if_late()
+                    now = time.monotonic()
+                    self._wait = self._wait or Wait(fragment, now)
+                    self._contact.tick(now, self._wait, self._silence)
+                    self._give_up_if_late(now)
                     self._changed.wait(TICK_S)
             finally:
                 self._wait = None
@@ -110,11 +112,11 @@ class LearnerClient:
         if self._talk.failed:
             raise JobFailed(f"learner {self._talk.enrol.name}: {self._talk.failed}")
 
-    def _give_up_if_late(self) -> None:
+    def _give_up_if_late(self, now: float) -> None:
         """Whoever waits gives up only while there is no connection, or none that lasts: a slow one is not late."""
         name, limit_s = self._limit_s()
         assert self._wait is not None
-        late = self._contact.late(time.monotonic(), limit_s, self._wait.began)
+        late = self._contact.late(now, limit_s, self._wait.began)
         if late is not None:
             who = self._talk.enrol.name
             raise JobFailed(f"learner {who}: gave up after {late[0]:.0f} s ({name}) without the syncer at {self._at}{late[1]}: {self._why}")
@@ -182,7 +184,6 @@ class LearnerClient:
             self._send(messages)
 
     def _see_events(self) -> None:
-        now = time.monotonic()
         for event in self._link.events():
             with self._changed:
                 if event == "up":
@@ -190,14 +191,16 @@ class LearnerClient:
                 else:
                     self._talk.disconnected()
                     messages = []
-                    self._contact.down(now)
+                    self._contact.down(time.monotonic())
             self._send(messages)
         if not self._leaves:
-            self._say_what_is_missing(now)
+            self._say_what_is_missing()
 
-    def _say_what_is_missing(self, now: float) -> None:
+    def _say_what_is_missing(self) -> None:
         who, first_s = self._talk.enrol.name, self._config.silence_s
         with self._changed:
+            now = time.monotonic()  # with the lock: the other thread's ticks are in this one's order
+            self._contact.tick(now, self._wait, self._silence)
             wait, out = self._wait, self._contact.due(now, first_s)
             reached = self._contact.out_of_reach(now) is None
             waited = wait.due(now, first_s) if wait is not None and reached else None

@@ -1,13 +1,14 @@
 """Whether a learner reaches its syncer: when that is said, and when whoever waits gives up. Pure: ``now`` is passed in.
 
 The syncer is reached once it has answered on a connection. One on which it has, but which breaks again and again before anything that is awaited comes through,
-is none. A slow one is not late.
+is none. A slow one is not late. Time in which this process did not run counts nowhere.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from psgc.processes.absence import Absence, younger
 from psgc.processes.breaks import MANY, Breaks
 from psgc.processes.reminder import Reminder
 
@@ -27,6 +28,10 @@ class Wait:
         """For how many seconds it has waited, where that is to be said now."""
         return now - self.began if self._named.due(now, first_s) else None
 
+    def was_away(self, away: float, now: float) -> None:
+        self.began = younger(self.began, away, now)
+        self._named.was_away(away, now)
+
 
 class Silence:
     """Of a syncer that is connected, and from which an answer is to come that nobody waits for: whether anything moves."""
@@ -44,14 +49,30 @@ class Silence:
             self._moved, self._wait = (wire_bytes, unanswered), Wait(-1, now)
         return self._wait.due(now, first_s)
 
+    def was_away(self, away: float, now: float) -> None:
+        if self._wait is not None:
+            self._wait.was_away(away, now)
+
 
 class Contact:
-    """began: when the learner began."""
+    """began: when the learner began; every_s: from one tick to the next."""
 
-    def __init__(self, began: float) -> None:
+    def __init__(self, began: float, every_s: float = 0.25) -> None:
         self._since: float | None = began  # when the syncer was last reached; None while it is
         self._breaks = Breaks()
         self._named: Reminder | None = Reminder(began)
+        self._absence = Absence(every_s, began)
+
+    def tick(self, now: float, *waits: Wait | Silence | None) -> None:
+        """Call it before anything else is asked: this process heard nothing while it did not run, which is left out of these waits, too."""
+        away = self._absence.ended(now)
+        if not away:
+            return
+        self._since = None if self._since is None else younger(self._since, away, now)
+        self._breaks.was_away(away, now)
+        for each in (self._named, *waits):
+            if each is not None:
+                each.was_away(away, now)
 
     def down(self, now: float) -> None:
         """The connection has broken."""
