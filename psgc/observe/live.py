@@ -60,8 +60,9 @@ class View:
 
     @property
     def steps(self) -> int | None:
+        """That the job has taken: a rank's process that follows another has counted fewer."""
         known = [steps for row in self.workers if (steps := row.number("steps")) is not None]
-        return int(min(known)) if known else None
+        return int(max(known)) if known else None
 
     def median(self, figure: str) -> float | None:
         """The median of a figure over the workers; None if it is not known."""

@@ -9,12 +9,16 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from psgc.launch.observing.live_table import headline
 from psgc.observe.figures import Figures
+from psgc.observe.live import view
+from psgc.wire.reports import Observed, Report, ReportOf
 from tests.plan.commands import psgc
 from tests.ports import free_port
 
@@ -102,6 +106,12 @@ def test_without_a_job_one_line_says_what_to_do(monkeypatch: pytest.MonkeyPatch)
     done = psgc("top", "--once")
     assert done.returncode == 1
     assert "no scheduler answers at tcp://127.0.0.1:" in done.stderr
+
+
+def test_the_jobs_step_is_not_that_of_a_process_that_has_followed_another() -> None:
+    reports = Report(9_000_000, 1, steps=10_012), Report(9_000, 1, steps=12)
+    members = tuple(ReportOf("worker", rank, "here", 1, False, 0, asdict(report)) for rank, report in enumerate(reports))
+    assert headline(view(Observed(1, "v", 2, 0, True, members))) == "step 10012"
 
 
 def test_figures_count_what_followed_the_first_step() -> None:
