@@ -172,13 +172,14 @@ def test_a_process_that_follows_another_goes_on_counting_and_leaves_what_that_on
     env = {"PSGC_TRACE": str(tmp_path), "PSGC_TRACE_START_STEP": "2", "PSGC_TRACE_END_STEP": "6", "PSGC_TRANSPORT": "tcp"}
     with Pace(ahead=3) as pace:
         popen = launched.psgc(
-            "run", "--no-prefix", "--workers", "2", "--", sys.executable, JOB, "12", "none", "0", **WAIT, **env, **pace.env
+            "run", "--no-prefix", "--workers", "2", "--", sys.executable, JOB, "14", "none", "0", **WAIT, **env, **pace.env
         )
         os.kill(pids_after(popen, 2)[1], signal.SIGKILL)  # it has taken three steps
-        pace.allow(8)
-        pids = pids_after(popen, 7)
+        pace.allow(12)  # it has taken more than six of its own, too
+        pids = pids_after(popen, 11)
         files = [tmp_path / name for name in ("rank0.json", "rank1.json", "server0.json")]
         while not all(file.exists() for file in files):
+            assert popen.poll() is None
             time.sleep(0.01)
         before = {file: file.read_text() for file in files}
         _guardian, _scheduler, server, *_ = children(popen)
