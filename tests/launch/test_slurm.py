@@ -23,6 +23,7 @@ ROOT = Path(__file__).parent.parent.parent
 JOB = str(ROOT / "tests" / "jobs" / "sums_in_jobs.py")
 SHRINKING = str(ROOT / "tests" / "jobs" / "shrinking.py")
 PREEMPTED = str(ROOT / "tests" / "jobs" / "preempted.py")
+STEPS = str(ROOT / "tests" / "jobs" / "steps.py")
 DIGITS = str(ROOT / "examples" / "train_digits.py")
 
 
@@ -192,6 +193,16 @@ def test_a_job_that_is_preempted_saves_and_goes_on_from_there_when_it_is_requeue
     text = (tmp_path / "log").read_text()
     assert "heard ['SIGTERM']" in text and "written" in text and "restart 1 of 2" not in text, text
     assert left_of(slurm, PREEMPTED) == []
+
+
+@pytest.mark.long
+def test_a_job_that_is_cancelled_is_not_started_again_though_its_script_has_no_handler(slurm: Slurm, tmp_path: Path) -> None:
+    """Slurm's SIGTERM may end the workers before their launcher hears of it."""
+    number = slurm.submit(tmp_path / "log", "-N", "2", "--", sys.executable, STEPS, "--steps", "1000000", PSGC_RESTARTS="2", **SOON)
+    slurm.await_text(tmp_path / "log", "step 1:", 2)
+    slurm.do("scancel", number)
+    assert slurm.await_end(number) == "CANCELLED"
+    assert "(PSGC_RESTARTS)" not in (tmp_path / "log").read_text() and left_of(slurm, STEPS) == []
 
 
 @pytest.mark.long
