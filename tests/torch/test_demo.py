@@ -269,7 +269,9 @@ def test_one_that_was_frozen_before_and_is_trained_later_is_told_before_anything
     thawed.requires_grad_(True)
     before = [parameter.detach().clone() for parameter in own.parameters()]
     own(torch.ones(1, 8)).sum().backward()
-    with pytest.raises(UsageError, match=r"'0.weight' is trained now, and was frozen when DeMo was made.*; freeze it after DeMo is made, or"):
+    with pytest.raises(
+        UsageError, match=r"'0.weight' is trained now, and was frozen when DeMo was made.*; freeze it after DeMo is made, or"
+    ):
         optimizer.step()
     assert all(torch.equal(was, now) for was, now in zip(before, own.parameters(), strict=True))
     again = psgc.DeMo(own.named_parameters(), lr=0.01)

@@ -130,8 +130,8 @@ class DeMo(torch.optim.Optimizer):
     @torch.no_grad()
     @uncompiled
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Exchange this step's gradients through the momentum, and move every parameter by the sign of the sum. Raises UsageError for a sparse gradient, and for
-        a parameter that is trained now and was frozen when the optimizer was made."""
+        """Exchange this step's gradients through the momentum, and move every parameter by the sign of the sum. Raises UsageError for a sparse gradient, and
+        for a parameter that is trained now and was frozen when the optimizer was made."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -179,8 +179,8 @@ class DeMo(torch.optim.Optimizer):
         for name, parameter in self._left_out:
             if parameter.requires_grad:
                 raise UsageError(
-                    f"DeMo: parameter {name!r} is trained now, and was frozen when DeMo was made, so that it would never move; freeze it after DeMo is made, "
-                    "or make another DeMo"
+                    f"DeMo: parameter {name!r} is trained now, and was frozen when DeMo was made, so that it would never move; freeze it after DeMo is "
+                    "made, or make another DeMo"
                 )
 
     def _refuse_sparse(self) -> None:
