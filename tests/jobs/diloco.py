@@ -24,6 +24,28 @@ def model_of(seed: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(12, 40), nn.Tanh(), nn.Linear(40, 40), nn.Tanh(), nn.Linear(40, 5))
 
 
+class RandomFeatures(nn.Module):
+    """Of which the random ones are not saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("drawn", torch.randn(12, 5), persistent=False)
+        self.register_buffer("shift", torch.randn(5))
+        self.scale = nn.Parameter(torch.randn(5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x @ self.drawn + self.shift) * self.scale
+
+
+def features(on: Any) -> torch.Tensor:
+    """What a model with such features makes of the same input once it is handed out: ranks begin differently."""
+    torch.manual_seed(psgc.rank())
+    model = RandomFeatures()
+    with psgc.DiLoCo(model, torch.optim.SGD(model.parameters(), lr=1e-2), every=2, on=on):
+        pass
+    return model(torch.ones(2, 12)).detach()
+
+
 def inner_step(model: nn.Module, optimizer: Any, draw: torch.Generator, scaler: torch.amp.GradScaler | None = None) -> float:
     """scaler: the same to the bit, since its scale is a power of two."""
     x = torch.randn(16, 12, generator=draw)
@@ -163,8 +185,14 @@ def main() -> None:
     parser.add_argument("--uneven", action="store_true", help="rank 1 has fewer batches than rank 0, and nothing else is trained")
     parser.add_argument("--apart", help="what is otherwise on rank 1, and nothing else: fragments, codec, model or every")
     parser.add_argument("--nonfinite", action="store_true", help="rank 1 exchanges a NaN, and nothing else is trained")
+    parser.add_argument("--features", action="store_true", help="a model whose features are drawn at random, and nothing else")
     given = parser.parse_args()
     psgc.init()
+    if given.features:
+        for on in ("workers", "servers"):
+            tell(on, ([features(on)], [0.0]))
+        psgc.shutdown()
+        return
     if given.nonfinite:
         model = model_of(0)
         inner = torch.optim.SGD(model.parameters(), lr=1e-2)

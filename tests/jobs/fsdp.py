@@ -29,12 +29,14 @@ STEPS, WIDTH = 6, 96
 # By step, from which on those parameters are frozen whose names begin so: a unit whole, or a part of one, before the hook or later.
 FREEZES: dict[str, dict[int, tuple[str, ...]]] = {
     "thaws": {0: ("1.",), 2: ()},
+    "thaws-accumulated": {0: ("1.",), 2: ()},
     "thaws-part": {0: ("1.up", "0.bias"), 2: ()},
     "freezes-part": {2: ("1.up", "0.bias")},
     "freezes": {2: ("1.", "2.")},
     "by-turns": {0: ("1.",), 1: ("2.",), 2: ("1.",), 3: ("2.", "0.weight")},
     "guarded-frozen": {2: ("0.",)},
 }
+ACCUMULATED = ("accumulate", "thaws-accumulated")
 GUARDED, BAD = ("guarded", "guarded-zeros", "guarded-frozen"), 3
 
 
@@ -136,9 +138,9 @@ def steps(model: nn.Module, optimizer: torch.optim.Optimizer, draw: torch.Genera
     for number in range(count):
         freeze(model, how, number)
         use(model, how, number)
-        for micro in range(2 if how in ("accumulate", "twice") else 1):
+        for micro in range(2 if how in (*ACCUMULATED, "twice") else 1):
             x = torch.randn(8, 32, generator=draw)
-            if how == "accumulate":
+            if how in ACCUMULATED:
                 model.set_requires_gradient_sync(micro == 1)
             loss = nn.functional.cross_entropy(model(x), x[:, :7].argmax(1))
             if how == "again":

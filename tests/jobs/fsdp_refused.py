@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult
 from torch.distributed.tensor import Shard
 from torch.utils.checkpoint import checkpoint
@@ -75,13 +75,15 @@ def breaks(gradient: torch.Tensor) -> torch.Tensor:
     raise RuntimeError("a hook of the script's")
 
 
-def hooked(nodes: DeviceMesh, *frozen: str, elsewhere: DeviceMesh | None = None, given: Any = None) -> Twice:
-    """Each of its layers is a unit. frozen: when it is hooked; elsewhere: where its second layer is sharded instead."""
+def hooked(
+    nodes: DeviceMesh, *frozen: str, elsewhere: DeviceMesh | None = None, given: Any = None, narrow: torch.dtype | None = None
+) -> Twice:
+    """Each of its layers is a unit. frozen: when it is hooked; elsewhere: where its second layer is sharded instead; narrow: what that computes in."""
     model = Twice()
     for name in frozen:
         model.get_submodule(name).requires_grad_(False)
     fully_shard(model.first, mesh=nodes["shard"])
-    fully_shard(model.second, mesh=elsewhere or nodes["shard"])
+    fully_shard(model.second, mesh=elsewhere or nodes["shard"], mp_policy=MixedPrecisionPolicy(narrow))
     hooks.append(psgc.fsdp_hook(model, given))
     return model
 
@@ -144,6 +146,10 @@ def main() -> None:
     backward(thawed)
     thawed.second.requires_grad_(True)
     told("trained elsewhere", lambda: backward(thawed))
+    uncast = hooked(nodes, "second", narrow=torch.bfloat16)
+    backward(uncast)
+    uncast.second.requires_grad_(True)
+    told("trained as it comes", lambda: backward(uncast))
     planned = hooked(nodes, "second", given=plan("first.weight", "first.bias", option=("flat.push", "flat.pull")))
     backward(planned)
     planned.second.requires_grad_(True)

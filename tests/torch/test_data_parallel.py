@@ -79,6 +79,30 @@ def test_buffers_become_rank_0s_in_training_and_parameters_at_construction(ranks
     assert (last_0, last_1) == ([0.0] * 3, [1.0] * 3)  # no broadcast outside training
 
 
+class WithMore(nn.Module):
+    """A buffer that is not saved, and what is no tensor and is."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        self.register_buffer("features", torch.full((3,), rank + 1.0), persistent=False)
+
+    def get_extra_state(self) -> Any:
+        return {"version": 3}
+
+    def set_extra_state(self, state: Any) -> None:
+        del state
+
+
+@pytest.mark.parametrize("broadcast_buffers", [True, False])
+def test_buffers_that_are_not_saved_are_rank_0s_at_construction_too(ranks: Any, broadcast_buffers: bool) -> None:
+    def work(rank: int) -> list[float]:
+        features: torch.Tensor = psgc.DistributedDataParallel(WithMore(rank), broadcast_buffers=broadcast_buffers).module.features
+        return features.tolist()
+
+    assert ranks.run(2, work) == [[1.0] * 3] * 2
+
+
 class Scaled(nn.Module):
     """Its gradient is computed from its buffer, which differs from rank to rank."""
 

@@ -416,6 +416,31 @@ def test_what_the_codec_has_not_sent_is_part_of_the_state(alone: None, start: St
     plain.finish()
 
 
+def test_what_is_no_state_of_a_learner_is_told_and_changes_nothing(alone: None, start: Start) -> None:
+    own = model()
+    inner = torch.optim.SGD(own.parameters(), lr=0.01)
+    with psgc.DiLoCo(own, inner, every=1) as other:
+        trained(own, other, 2)
+        of_diloco = other.state_dict()
+    with psgc.Decoupled(own, inner, every=1, delay=0, at=start()[1], name="a", codec="topk:k=0.1") as outside:
+        trained(own, outside, 3)
+        before = outside.state_dict()
+        good = before["residuals"]
+        for wrong in (
+            {},
+            None,
+            of_diloco,
+            inner.state_dict(),
+            {"steps": 1},
+            {"steps": None, "residuals": good},
+            {"steps": 1, "residuals": [0.5]},
+        ):
+            with pytest.raises(UsageError, match=r"Decoupled: this is no state of a Decoupled's state_dict\(\)"):
+                outside.load_state_dict(wrong)  # type: ignore[arg-type]
+        after = outside.state_dict()
+    assert after["steps"] == 3 and torch.equal(after["residuals"][0], before["residuals"][0])
+
+
 def test_progress_that_is_not_finite_is_not_pushed(alone: None, start: Start) -> None:
     own = model()
     inner = torch.optim.SGD(own.parameters(), lr=0.01)

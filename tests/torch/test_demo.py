@@ -298,6 +298,30 @@ def test_parameters_are_given_at_once_and_one_that_is_frozen_later_stays(alone: 
     assert torch.equal(frozen, before) and not torch.equal(own[1].weight, moves)
 
 
+def test_one_that_was_frozen_before_and_is_trained_later_is_told_before_anything_moves(alone: None) -> None:
+    own = model()
+    thawed = own[0].weight.requires_grad_(False)
+    optimizer = psgc.DeMo(own.named_parameters(), lr=0.01)
+    own(torch.ones(1, 8)).sum().backward()
+    optimizer.step()
+    thawed.requires_grad_(True)
+    before = [parameter.detach().clone() for parameter in own.parameters()]
+    own(torch.ones(1, 8)).sum().backward()
+    with pytest.raises(
+        UsageError, match=r"'0.weight' is trained now, and was frozen when DeMo was made.*; freeze it after DeMo is made, or"
+    ):
+        optimizer.step()
+    assert all(torch.equal(was, now) for was, now in zip(before, own.parameters(), strict=True))
+    again = psgc.DeMo(own.named_parameters(), lr=0.01)
+    thawed.requires_grad_(False)
+    for trained in (False, True):  # as the message says
+        again.zero_grad()
+        thawed.requires_grad_(trained)
+        own(torch.ones(1, 8)).sum().backward()
+        again.step()
+        assert torch.equal(before[0], thawed) != trained
+
+
 @pytest.mark.parametrize("beta", ["0.9999999", "0.95", "0.5", "1"])
 @pytest.mark.parametrize("name", ["demo", "sparseloco"])
 def test_the_canonical_text_keeps_all_of_a_share(name: str, beta: str) -> None:

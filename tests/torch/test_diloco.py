@@ -56,6 +56,12 @@ def test_random_numbers_go_on_in_another_job_with_outer_steps_on_servers(make_jo
     assert digests[0] == digests[1] and len(set(digests[0])) == 1
 
 
+def test_buffers_are_rank_0s_also_those_that_are_not_saved(make_job: Callable[..., Any]) -> None:
+    texts = make_job(nodes=2, servers=1).said("--features", job="diloco.py")
+    first, second = ({words[0]: words[1] for line in text.splitlines() if len(words := line.split()) == 5} for text in texts)
+    assert first["workers"] == first["servers"] == second["workers"] == second["servers"]
+
+
 def test_pseudo_gradients_travel_as_in_sparseloco(make_job: Callable[..., Any]) -> None:
     texts = make_job(nodes=2, servers=1).said("--codecs", "sparseloco:k=200", job="diloco.py", PSGC_MIN_COMPRESS_BYTES="0")
     told = [{words[0]: words[1:] for line in text.splitlines() if len(words := line.split()) == 5} for text in texts]

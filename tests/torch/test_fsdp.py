@@ -11,6 +11,7 @@ import pytest
 HOWS = ("plain", "accumulate", "twice", "clip")
 ALL_HOWS = (*HOWS, "summed", "together")
 OWN = ("scaled", "hooked", "offloaded")  # what FSDP does with the mean at once, or what the optimizer does without
+THAWS = "thaws-accumulated"
 FROZEN = ("thaws", "thaws-part", "freezes-part", "freezes", "by-turns")
 SKIPS = "skips"
 GUARDED = ("guarded", "guarded-zeros", "guarded-frozen")
@@ -23,7 +24,7 @@ def lines(job: Any, *arguments: str, **env: str) -> dict[tuple[str, str], list[l
     found = defaultdict(list)
     for text in job.said(*arguments, job="fsdp.py", PSGC_MIN_COMPRESS_BYTES="0", **env):
         for words in (line.split() for line in text.splitlines()):
-            if len(words) == 4 and words[1] in (*ALL_HOWS, *OWN, *FROZEN, SKIPS, *GUARDED, *BEFORE, "again", "unreduced", *RESUMED):
+            if len(words) == 4 and words[1] in (*ALL_HOWS, *OWN, *FROZEN, THAWS, SKIPS, *GUARDED, *BEFORE, "again", "unreduced", *RESUMED):
                 found[words[0], words[1]].append(words[2:])
     return found
 
@@ -113,6 +114,13 @@ def test_parameters_may_be_frozen_and_trained_again_while_training_goes_on(make_
         lossy = [digest for digest, _ in found["onebit", how]]
         assert lossy[0] == lossy[2] != native[0][0], "both nodes hold the same, and the codec was in use"
         assert lossy[1] == lossy[3] != native[1][0]
+
+
+def test_a_module_that_was_frozen_whole_is_trained_later_in_the_dtype_that_it_is_accumulated_in(make_job: Callable[..., Any]) -> None:
+    found = lines(make_job(nodes=4, servers=1), "--precision", "bf16-params", "--hows", THAWS, "--codecs", "none", "int8")
+    assert len(found["native", THAWS]) == 4
+    assert found["none", THAWS] == found["native", THAWS]
+    assert found["int8", THAWS][0][0] == found["int8", THAWS][2][0] != found["native", THAWS][0][0]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16-reduce"])
@@ -232,6 +240,7 @@ def test_what_it_cannot_average_is_told_in_a_line(make_job: Callable[..., Any]) 
         assert "FSDP reduced 20 gradients of 'model' on each rank, and its trained parameters are 40" in of_rank["unused"]
         assert "parameters of 'model' are sharded over several meshes; shard each module over one" in of_rank["several meshes"]
         assert "'second' is trained now, and is not sharded over the mesh of the units that were trained" in of_rank["trained elsewhere"]
+        assert "all parameters of 'second' were frozen in the first forward, so that FSDP casts no" in of_rank["trained as it comes"]
         assert "'second' is trained now, and was frozen when the job's plan was taken" in of_rank["trained without a plan"]
         assert of_rank["frozen before backward"] == "nothing", "it has no gradients then, on any rank"
         assert "gradients of 'second' of which some parameters are frozen now" in of_rank["frozen while gradients wait"]

@@ -36,6 +36,13 @@ def test_what_cannot_be_is_told_in_a_line(make_job: Callable[..., Any]) -> None:
             "DistributedDataParallel averages over ranks" in told["another group"]
             and "process_group=mesh.get_group(dim)" in told["another group"]
         )
+        whats = {
+            "broadcast": "broadcast of 'weight'", "state": "broadcast of the optimizer's state, tensor ", "push_pull": "push_pull of 'weight'",
+            "push_pull_inplace": "push_pull of 'weight'", "group": "push_pull_group of 'weights', tensor 0", "reduce": "reduce of 'weight', tensor 0",
+            "held": "tensor 'weight'",
+        }  # fmt: skip
+        for call, what in whats.items():
+            assert told[call].startswith(what) and "it is a DTensor, of which this rank has a piece; give tensor.to_local()" in told[call]
 
 
 def test_the_jobs_last_line_names_the_jobs_rank_and_files_are_its_rank_0s(make_job: Callable[..., Any], tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ class DistributedDataParallel(torch.nn.Module):
         if not self._trains:
             raise UsageError("DistributedDataParallel: no parameter of the module requires a gradient; leave the wrapper out")
         exchange = self._exchange("model")
-        broadcast_parameters(module.state_dict(), 0, f"{self._prefix}.")
+        broadcast_parameters([*module.named_parameters(), *module.named_buffers()], 0, f"{self._prefix}.")
         self._average(exchange)
 
     @property

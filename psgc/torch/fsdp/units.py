@@ -103,8 +103,14 @@ class Unit:
     def dtype(self) -> torch.dtype:
         """What FSDP reduces its gradients in: its MixedPrecisionPolicy's, which another unit may have another of. Known from the first forward on."""
         first = self.trained[0]
-        found: torch.dtype = self.state._reduce_dtype or first.param_dtype or first.orig_dtype
+        # What FSDP has reduced of a unit that is never cast becomes p.grad as it is, so that it must be the parameters' own:
+        found: torch.dtype = first.orig_dtype if self.is_never_cast else self.state._reduce_dtype or first.param_dtype or first.orig_dtype
         return found
+
+    @property
+    def is_never_cast(self) -> bool:
+        """Whether all of it was frozen in the first forward: FSDP then reduces its gradients in what they come in, and leaves them so."""
+        return self.state._orig_dtype is None
 
     def hook(self, call: Callable[[torch.Tensor], None]) -> None:
         """Have FSDP call it with this rank's slice of the gradients, which it may write to."""
@@ -226,6 +232,11 @@ class Unit:
             raise UsageError(
                 f"fsdp_hook: FSDP reduced gradients of {self.name!r} of which some parameters are frozen now; freeze parameters between a step() and the "
                 f"next forward, not before a backward"
+            )
+        if gradients.dtype != declared.dtype and self.is_never_cast:
+            raise UsageError(
+                f"fsdp_hook: all parameters of {self.name!r} were frozen in the first forward, so that FSDP casts no gradients of it: they came in "
+                f"{gradients.dtype}, and the parameters have {declared.dtype}; freeze it after the first forward"
             )
         if gradients.dtype != declared.dtype:
             raise UsageError(

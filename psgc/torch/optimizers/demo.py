@@ -55,8 +55,8 @@ class DeMo(torch.optim.Optimizer, api.Member):
     Gradients are this rank's own until step(): clip them, accumulate them or scale them as without psgc. A parameter without a gradient in a step counts as
     zeros, and so do all of a rank whose gradients overflowed under a GradScaler: others' steps need its part all the same. A rank's momentum is part of
     ``state_dict()``, which every rank must ask for and keep in a file of its own. A parameter of 16 bits has a copy in float32, which steps add up in and which
-    is part of the state. Raises UsageError for parameters that cannot be, and in a job of several
-    ranks without servers.
+    is part of the state. Which parameters are exchanged is fixed when it is made: one that is frozen then stays so, and one that is frozen later may be
+    trained again. Raises UsageError for parameters that cannot be, and in a job of several ranks without servers.
     """
 
     _made = False
@@ -107,6 +107,7 @@ class DeMo(torch.optim.Optimizer, api.Member):
             )
         self._name = f"demo{api.next_number(session, 'demo')}"
         self._names = [name for name, _ in named]
+        self._left_out = [(name, parameter) for name, parameter in given if not parameter.requires_grad and parameter.numel()]
         self._codec = f"demo:k={int(count)},beta={kept!r}"
         self._loaded = 0
         parse_scheme(self._codec).warm()  # kernels are compiled, or loaded, here and not in the first step
@@ -145,7 +146,8 @@ class DeMo(torch.optim.Optimizer, api.Member):
     @torch.no_grad()
     @uncompiled
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Exchange this step's gradients through the momentum, and move every parameter by the sign of the sum."""
+        """Exchange this step's gradients through the momentum, and move every parameter by the sign of the sum. Raises UsageError for a sparse gradient, and
+        for a parameter that is trained now and was frozen when the optimizer was made."""
         self._averaged.check()  # a model may be wrapped after its optimizer was made
         loss = None
         if closure is not None:
@@ -154,6 +156,7 @@ class DeMo(torch.optim.Optimizer, api.Member):
         (group,) = self.param_groups
         # Of a GradScaler whose step() calls this one:
         scale, overflowed = getattr(self, "grad_scale", None), bool(getattr(self, "found_inf", False))
+        self._refuse_thawed()
         self._refuse_sparse()
         for parameter, flat in zip(group["params"], self._squares, strict=True):
             if parameter.grad is None or overflowed:
@@ -188,6 +191,14 @@ class DeMo(torch.optim.Optimizer, api.Member):
         # Elements that somebody else has written since, such as broadcast_parameters or a model's load_state_dict, are begun with anew:
         master.copy_(torch.where(master.to(parameter.dtype) == parameter, master, parameter.float()))
         return master
+
+    def _refuse_thawed(self) -> None:
+        for name, parameter in self._left_out:
+            if parameter.requires_grad:
+                raise UsageError(
+                    f"DeMo: parameter {name!r} is trained now, and was frozen when DeMo was made, so that it would never move; freeze it after DeMo is "
+                    "made, or make another DeMo"
+                )
 
     def _refuse_sparse(self) -> None:
         for parameter, name in zip(self.param_groups[0]["params"], self._names, strict=True):

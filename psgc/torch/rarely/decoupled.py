@@ -174,13 +174,15 @@ class Decoupled:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from ``state_dict()``. Raises UsageError for what does not fit."""
+        """Go on from ``state_dict()``. Raises UsageError for what does not fit, and nothing is changed then."""
+        if not _is_state(state):
+            raise UsageError("Decoupled: this is no state of a Decoupled's state_dict()")
         sizes = [0 if one is None else one.numel() for one in state["residuals"]]
         if sizes != [0 if part.residual is None else part.numel for part in self._parts]:
             raise UsageError("Decoupled: the state is of other fragments, or of another codec; make it as it was, or load no state")
         for part, one in zip(self._parts, state["residuals"], strict=True):
             if part.residual is not None:
-                part.residual[:] = one.numpy()
+                part.residual[:] = one.reshape(-1).to("cpu", torch.float32).numpy()
         self.steps = state["steps"]
 
     @uncompiled
@@ -362,6 +364,17 @@ class _Part:
         base = self._flat.write(values)
         base -= since  # so that what is left of the next progress is this, and not how the dtype rounds
         self.base, self.under_way = base, False
+
+
+def _is_state(state: Any) -> bool:
+    if not isinstance(state, Mapping):
+        return False
+    steps, residuals = state.get("steps"), state.get("residuals")
+    return (
+        isinstance(steps, int)
+        and isinstance(residuals, Sequence)
+        and all(one is None or isinstance(one, torch.Tensor) for one in residuals)
+    )
 
 
 def _codecs(text: str) -> CodecPair:

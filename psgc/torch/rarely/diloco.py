@@ -366,10 +366,9 @@ def _on_workers(
 
 
 def _first(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and buffers, of which rank 0's are everyone's: of sharded ones, pieces. What modules say of themselves besides (``get_extra_state``) is each
-    rank's own."""
-    found = model.state_dict().items()
-    named = {plain_name(key): local(value) for key, value in found if isinstance(value, torch.Tensor) and not key.endswith("_extra_state")}
+    """Parameters and buffers, of which rank 0's are everyone's, also buffers that are not saved: of sharded ones, pieces. What modules say of themselves
+    besides (``get_extra_state``) is each rank's own."""
+    named = {plain_name(key): local(value) for key, value in (*model.named_parameters(), *model.named_buffers())}
     return {key: value for key, value in named.items() if value.numel()}
 
 

@@ -23,7 +23,7 @@ from psgc.torch.session.replaceable import refuse_replaceable
 from psgc.torch.session.uncompiled import uncompiled
 from psgc.torch.tensors import plain
 from psgc.torch.tensors.apart import put_tensors, take_tensors
-from psgc.torch.tensors.buffers import TensorsBuffer
+from psgc.torch.tensors.buffers import TensorsBuffer, dtype_name
 from psgc.torch.tensors.declaring import declaration, spec_of
 from psgc.torch.tensors.digests import ComparedTensors
 from psgc.torch.tensors.rank_table import RankTable
@@ -90,6 +90,8 @@ def broadcast_optimizer_state(
 def _broadcast_optimizer(session: Session, optimizer: torch.optim.Optimizer, root_rank: int, prefix: str, allow_pickle: bool) -> None:
     own: list[torch.Tensor] = []
     skeleton: Any = take_tensors(optimizer.state_dict(), own)
+    for index, tensor in enumerate(own):  # before any rank waits for another
+        dtype_name(tensor, f"broadcast of the optimizer's state, tensor {index}")
     skeleton = _broadcast_object(session, skeleton if session.rank == root_rank else None, root_rank, f"{prefix}optimizer", allow_pickle)
     tensors, state = own, None
     if session.rank != root_rank:

@@ -42,9 +42,14 @@ _PARTS: Final = {torch.complex64: torch.float32, torch.complex128: torch.float64
 
 def dtype_name(tensor: torch.Tensor, what: str) -> str:
     """The layout's name of ``tensor``'s dtype; of a complex one, that of its real and imaginary parts (``real_of``). Raises UsageError naming ``what`` for one
-    that psgc does not carry, and for what is no tensor."""
+    that psgc does not carry, for a DTensor, and for what is no tensor."""
     if not isinstance(tensor, torch.Tensor):
         raise UsageError(f"{what}: expected a tensor, got a {type(tensor).__name__}; torch.as_tensor() makes one of numbers and arrays")
+    if type(tensor) not in _PLAIN and hasattr(tensor, "to_local"):
+        raise UsageError(
+            f"{what}: it is a DTensor, of which this rank has a piece; give tensor.to_local(), among ranks that have the same piece "
+            f"(psgc.init(mesh=mesh, dim=...))"
+        )
     name = _NAMES.get(_PARTS.get(tensor.dtype, tensor.dtype))
     if name is None:
         raise UsageError(f"{what}: psgc does not carry {_text(tensor.dtype)}; it carries {', '.join(_NAMES.values())}, and complex ones")

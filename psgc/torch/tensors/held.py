@@ -26,6 +26,7 @@ from psgc.torch.tensors.codec_text import given_text
 from psgc.torch.tensors.declaring import declaration, spec_of
 from psgc.torch.tensors.held_alone import HeldAlone
 from psgc.torch.tensors.sent import SentBucket
+from psgc.torch.tensors.shards import local
 from psgc.worker.residuals.residual import LayoutMemory
 from psgc.worker.session import Session
 
@@ -53,7 +54,7 @@ def one_way(codec: str) -> str:
 
 def held_dtype(parameter: torch.Tensor, name: str, by: str = "asynchronous training") -> torch.dtype:
     """What servers hold a parameter as. by: who has them do so, for errors. Raises UsageError for dtypes that are no floats."""
-    spec_of(parameter, name, f"parameter {name!r}")  # refuses what no layout has
+    spec_of(local(parameter), name, f"parameter {name!r}")  # refuses what no layout has
     dtype = WEIGHTS.get(parameter.dtype)
     if dtype is None:
         raise UsageError(f"parameter {name!r} is {parameter.dtype}: {by} holds float parameters only")
