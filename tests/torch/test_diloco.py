@@ -377,6 +377,7 @@ def test_a_step_that_calls_its_parents_is_one(alone: None) -> None:
         assert outside.steps == before + 3
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.compile itself
 @pytest.mark.parametrize("on", ["workers", "servers"])
 def test_a_state_goes_with_torch_compile_and_without(alone: None, on: Any) -> None:
     own = model()
