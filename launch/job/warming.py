@@ -175,7 +175,8 @@ def _load_on_gpu(text: str, device: Any) -> None:
 
 def _folders() -> tuple[Path, ...]:
     """Folders that kernels may be kept in: the same as in ``kernel_cache``, without loading the compiler."""
-    return kernel_folders(Path(os.environ.get("NUMBA_CACHE_DIR") or _CODECS / "__pycache__"))
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+    return kernel_folders(Path(os.environ.get("NUMBA_CACHE_DIR") or _CODECS / "__pycache__"), caches / "psgc")
 
 
 def _can_be_made(folder: Path) -> bool:

@@ -23,6 +23,7 @@ import numba
 import numba.core.caching
 import numba.core.compiler
 import numba.core.serialize
+import numba.misc.appdirs
 
 from psgc.codecs.jit.fingerprint import VERSIONS, UnseenError, fingerprint
 from psgc.processes.caches import kernel_folders
@@ -108,7 +109,8 @@ def cache_of(function: Callable[..., Any], options: dict[str, Any]) -> KernelCac
 
 def _candidates() -> tuple[Path, ...]:
     """The folders that are searched for kernels, the preferred one for new kernels first."""
-    return kernel_folders(Path(_numba.config.CACHE_DIR or Path(__file__).parents[1] / "__pycache__"))
+    beside = Path(_numba.config.CACHE_DIR or Path(__file__).parents[1] / "__pycache__")
+    return kernel_folders(beside, Path(_numba.misc.appdirs.AppDirs("psgc", appauthor=False).user_cache_dir))
 
 
 @functools.cache
