@@ -18,6 +18,7 @@ from psgc.server.store import RECORD_BYTES, RECORDS_BYTES, KeyShape, KeyStore, R
 from psgc.transport.memory.keeper_wire import Left, recv_left, send_forget, send_segment
 from psgc.transport.memory.segment import Segment
 from psgc.wire.frames import Flag
+from tests.descriptors import descriptors_of
 
 SERVER = """
 import os, signal, socket
@@ -179,16 +180,17 @@ def test_a_step_never_writes_the_buffers_that_the_record_names() -> None:
 
 
 def test_a_segment_of_the_same_name_replaces_the_old_one_and_is_handed_over() -> None:
-    keeper = Keeper()
+    keeper, old = Keeper(), -1
     with socket.socket(fileno=os.dup(keeper.child_fd)) as server:
         for text in (b"old", b"new"):
             segment = Segment.create("layout", 4096)
             segment.bytes[:3] = list(text)
             send_segment(server, "layout", segment.fd, segment.nbytes)
+            old = os.dup(segment.fd) if text == b"old" else old
             segment.close()
-        first = len(os.listdir("/proc/self/fd"))
         assert keeper.receive()
-        assert len(os.listdir("/proc/self/fd")) == first + 1, "the old descriptor is closed"
+        assert descriptors_of(old) == 1, "the old descriptor is closed"
+        os.close(old)
     [(name, (fd, _))] = keeper.segments.items()
     assert (name, os.pread(fd, 3, 0)) == ("layout", b"new")
     assert not os.get_inheritable(fd)
@@ -202,10 +204,10 @@ def test_a_packet_that_names_no_segment_is_dropped_and_the_next_is_kept(packet: 
     keeper = Keeper()
     with socket.socket(fileno=os.dup(keeper.child_fd)) as server:
         segment = Segment.create("layout", 4096)
-        before = len(os.listdir("/proc/self/fd"))
+        before = descriptors_of(segment.fd)
         socket.send_fds(server, [packet], [segment.fd])
         assert keeper.receive()
-        assert len(os.listdir("/proc/self/fd")) == before, "nor does its descriptor stay"
+        assert descriptors_of(segment.fd) == before, "nor does its descriptor stay"
         server.send(b'{"name": "x", "bytes": 4096}')
         send_segment(server, "layout", segment.fd, segment.nbytes)
         assert keeper.receive()

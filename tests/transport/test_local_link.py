@@ -17,6 +17,7 @@ from psgc.transport.memory.segment import Place, Segment
 from psgc.transport.security.handshake import ServerProof, WorkerProof, worker_key
 from psgc.transport.shm import LOCATOR, MAX_PACKET_BYTES, MAX_SEGMENTS, LocalLink, LocalListener
 from psgc.wire.frames import HEADER_BYTES, Flag, Header, Kind, pack_header
+from tests.descriptors import descriptors_of
 
 KEY = worker_key(bytes(32), 0, 1)
 PAGE = 4096
@@ -31,10 +32,6 @@ def pair() -> Iterator[tuple[LocalLink, LocalLink]]:
     yield client, host
     for each in (client, host, listener):
         each.close()
-
-
-def open_descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 def memory(nbytes: int, seals: int) -> int:
@@ -71,10 +68,10 @@ def test_what_is_no_sealed_memory_of_the_size_told_is_refused(pair: Any, what: s
     except OSError:
         pytest.skip(f"{what} cannot be made here")
     announced(client, [fd], nbytes)
-    before = open_descriptors()
+    before = descriptors_of(fd)
     with pytest.raises(RemoteProtocolError, match="segment of"):
         list(host.receive())
-    assert open_descriptors() == before, "the descriptor that was passed is closed"
+    assert descriptors_of(fd) == before, "the descriptor that was passed is closed"
     os.close(fd)
 
 
@@ -84,11 +81,11 @@ def test_a_segment_without_a_descriptor_or_with_several_is_refused(pair: Any) ->
     announced(client, [], PAGE)
     with pytest.raises(RemoteProtocolError, match="with 0 descriptors"):
         list(host.receive())
-    before = open_descriptors()
+    before = descriptors_of(fd)
     announced(client, [fd, fd, fd], PAGE)
     with pytest.raises(RemoteProtocolError):
         list(host.receive())
-    assert open_descriptors() == before
+    assert descriptors_of(fd) == before
     os.close(fd)
 
 
@@ -135,12 +132,13 @@ def test_a_segment_is_passed_once_and_before_the_first_message_that_lies_in_it(p
     places = [arena.cut(nbytes) for nbytes in (5, PAGE, 8 << 20)]  # the last has a segment of its own
     for value, place in enumerate(places):
         place.bytes[:] = value
-    before = open_descriptors()
+    segments = [place.segment.fd for place in places if place.segment is not None]
+    before = [descriptors_of(fd) for fd in segments]
     for place in places * 2:
         client.send(Header(Kind.PUSH, payload_bytes=place.bytes.size), place=place)
     client.flush()
     assert [payload.tobytes() for _, payload in host.receive()] == [place.bytes.tobytes() for place in places] * 2
-    assert open_descriptors() == before
+    assert [descriptors_of(fd) for fd in segments] == before and len(segments) == 3
     places[0].bytes[:] = 7
     client.send(Header(Kind.PUSH, payload_bytes=3), place=places[0])
     client.flush()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
 import signal
 import socket
@@ -28,6 +27,7 @@ from psgc.transport.server_link import connect_server
 from psgc.wire.frames import Kind
 from psgc.wire.messages import ServerAddress
 from psgc.worker.cluster import ClusterSession
+from tests.descriptors import listening_sockets
 from tests.jobs.array_buffer import ArrayBuffer
 from tests.ports import free_port
 
@@ -119,10 +119,10 @@ def test_a_server_listens_on_the_transport_asked_for_and_on_the_one_that_every_w
 
 def test_where_one_cannot_listen_the_others_are_closed(within: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        before = len(os.listdir("/proc/self/fd"))
+        before = listening_sockets()
         with pytest.raises(PsgcError, match="is another job using the port"):
             selection.listen(Config(root_host="127.0.0.1", root_port=1, port=taken.getsockname()[1]))
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert listening_sockets() == before
     assert not within.LISTENERS
 
 
