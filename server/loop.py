@@ -311,7 +311,10 @@ class Server:
             self._end(0 if over else 1, "" if over else notice.text)
         elif header.kind == Kind.BYE:
             self._tell_scheduler(Kind.BYE)
-            self._end(0, "")
+            if self._succession.has_store and self._state is None and self._mirror is None and not self.config.serves_again:
+                self._end(1, f"{self._who}: the job that it was to go on with has ended, and another has begun")
+            else:
+                self._end(0, "")
         elif header.kind == Kind.HEARTBEAT and body and self._voice.speaks(AWAITED):
             logger.warning("scheduler: %s", decode_body(Notice, body).text)
         elif header.kind == Kind.HEARTBEAT and header.step == 1 and not body and self._state is not None:

@@ -9,6 +9,7 @@ import pytest
 from psgc.config import Config
 from psgc.errors import ConfigError
 from psgc.launch.pages.env import render
+from psgc.torch.session.embedded import Embedded
 from psgc.variables import VARIABLES, WITHOUT_EFFECT
 from psgc.worker.connect import open_session
 
@@ -103,6 +104,8 @@ def test_workers_that_no_launcher_of_psgcs_has_started_are_not_replaced(policy: 
     elsewhere = {name: value for name, value in TORCHRUN.items() if name != "TORCHELASTIC_RUN_ID"}
     with pytest.raises(ConfigError, match=f"^PSGC_ON_WORKER_LOSS={policy} and PSGC_SERVERS=embedded: nobody starts another process"):
         Config.from_env({**elsewhere, **asked, "PSGC_SERVERS": "embedded"}).require_replaceable()
+    with pytest.raises(ConfigError, match="nobody starts another process"):
+        Embedded(Config.from_env({**elsewhere, **asked, "PSGC_SERVERS": "embedded"}), 0).start()
     Config.from_env({**elsewhere, **others, **asked}).require_replaceable()
     Config.from_env({**TORCHRUN, **others, **asked, "PSGC_LAUNCHER": "@psgc"}).require_replaceable()
     Config.from_env({**TORCHRUN, **others, **asked}, role="worker").require_replaceable()  # a launcher of psgc's

@@ -262,7 +262,9 @@ class Supervisor:
                 continue
             elif report.event == "final":
                 if not (self.final or self._interrupt):
-                    self.say("a signal has ended another machine's part of the job, so it is not started again")
+                    self.say(
+                        "another machine's part of the job was told to end, by a signal or because nobody reads its output: it is not started again"
+                    )
                 self.final = True
             elif report.event == "hung":
                 self._print_where_it_hung(report)

@@ -58,9 +58,8 @@ class Admission:
         former = self._job.roster.former(register)
         if former is not None:
             return self._succeeded(former, peer, register, now)
-        if (
-            register.goes_on
-        ):  # from a job that ended before it came: what it has would be taken for this job's, whose layouts have the same numbers
+        # From a job that ended before it came: what it has would be taken for this job's, whose layouts have the same numbers.
+        if register.goes_on and not epoch:
             return [self._job.post.send(peer, Kind.BYE)]
         member = Member(peer, register, now)
         if epoch:  # its layouts would have the numbers of this job's

@@ -118,5 +118,10 @@ def test_a_job_that_is_interrupted_on_one_machine_is_not_started_again_on_the_ot
     for popen in others:
         status, _, err = launched.end(popen)
         assert status == 1, err
-        assert err.count("a signal has ended another machine's part of the job, so it is not started again") == 1, err
+        assert (
+            err.count(
+                "another machine's part of the job was told to end, by a signal or because nobody reads its output: it is not started again"
+            )
+            == 1
+        ), err
         assert "(PSGC_RESTARTS)" not in err

@@ -119,7 +119,7 @@ def test_a_checkpoint_that_is_written_because_the_terminal_is_lost_is_waited_for
     code += "signal.signal(signal.SIGTERM, save); tell('joined', rank=0)\nwhile True: print('line', flush=True); time.sleep(0.01)"
     terminal, end = pty.openpty()
     lost = f"[os.dup2(os.open({os.ttyname(end)!r}, os.O_WRONLY | os.O_NOCTTY), fd) for fd in (1, 2)]"
-    popen = launched.supervised_with(lost, ("a", code, False), grace_s=0.5)
+    popen = launched.supervised_with(lost, ("a", code, False))
     seen = b""
     while b"line" not in seen:
         seen += os.read(terminal, 1 << 16)

@@ -70,7 +70,8 @@ def laid_out(job: Followed, name: str) -> None:
 def test_members_of_a_job_are_refused_by_a_scheduler_that_knows_nothing_of_it(job: Followed) -> None:
     laid_out(job, "model")
     fresh = Job(2, 1)
-    for peer, own in (("s0", register("server", index=0)), ("w0", register(node=0)), ("w1", register(node=1))):
+    followed = register("server", index=0, pid=5, incarnation=2, lineage=9, goes_on=True)
+    for peer, own in (("s0", register("server", index=0)), ("s1", followed), ("w0", register(node=0)), ("w1", register(node=1))):
         said = fresh.say(peer, Kind.REGISTER, own, epoch=job.membership.epoch)
         assert "is in a job whose scheduler has ended, and has left this one nothing to go on from" in refused(said, ErrorCode.NOT_ADMITTED)
     said = fresh.say("w1", Kind.HEARTBEAT, epoch=job.membership.epoch)  # queued before there was a new connection, on which it registers

@@ -333,13 +333,21 @@ def test_two_dilocos_of_one_model_are_refused_whatever_optimizers_they_count(alo
     text = "DiLoCo: another DiLoCo has steps of another optimizer to exchange, of some of the same parameters"
     with pytest.raises(UsageError, match=text):
         inner.step()
-    with pytest.raises(UsageError, match=text):
-        psgc.DiLoCo(own, inner, every=4)
     first.finish()
     inner.step()
     with pytest.raises(UsageError, match=text):
         beside.step()
     second.finish()
+
+
+def test_one_that_was_given_up_amid_its_steps_is_in_nobodys_way(alone: None) -> None:
+    own = model()
+    given_up = psgc.DiLoCo(own, torch.optim.SGD(own.parameters(), lr=0.1), every=4)
+    given_up.step()
+    with psgc.DiLoCo(own, torch.optim.SGD(own.parameters(), lr=0.1), every=4) as after:
+        after.step()
+        with pytest.raises(UsageError, match="another DiLoCo has steps of another optimizer"):
+            given_up.step()
 
 
 def test_a_step_that_calls_its_parents_is_one(alone: None) -> None:
@@ -375,6 +383,23 @@ def test_a_step_that_calls_its_parents_is_one(alone: None) -> None:
         for _ in range(3):
             inner.step()
         assert outside.steps == before + 3
+
+
+def test_steps_count_after_one_that_has_raised_whatever_else_torch_has_hooked(alone: None) -> None:
+    """AdamW has Adam's step(): once each has been made, torch calls hooks around both, and only one of them runs."""
+
+    def fails() -> float:
+        raise ValueError("no batch")
+
+    own = model()
+    inner = torch.optim.AdamW(own.parameters(), lr=0.1)
+    with psgc.DiLoCo(own, inner, every=100) as outside:
+        torch.optim.Adam(own.parameters(), lr=0.1)
+        with pytest.raises(ValueError, match="no batch"):
+            inner.step(fails)
+        for _ in range(3):
+            inner.step()
+        assert outside.steps == 3
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.compile itself
@@ -457,6 +482,8 @@ def test_a_state_that_is_kept_in_memory_stays_as_it_was(alone: None) -> None:
 def test_a_state_gives_a_rank_its_own_parameters_and_buffers_back(alone: None, on: Any, steps: int) -> None:
     """Rank 0's have taken their place when it was made."""
     own = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).bfloat16()
+    own.register_buffer("mask", torch.ones(4).expand(4, 4), persistent=False)  # which nobody can write to
+    own.register_buffer("table", torch.eye(2).to_sparse(), persistent=False)
     outside = psgc.DiLoCo(own, torch.optim.SGD(own.parameters(), lr=0.1), every=2, on=on)
     for _ in range(steps):
         outside.zero_grad()
@@ -470,6 +497,7 @@ def test_a_state_gives_a_rank_its_own_parameters_and_buffers_back(alone: None, o
     outside.load_state_dict(state)
     for name, value in own.state_dict().items():
         assert torch.equal(value, wanted[name]), name
+    assert state["buffers"].keys() == {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
     outside.finish()
 
 

@@ -26,7 +26,7 @@ from psgc.torch.session import api
 from psgc.torch.session.backup import refuse_backup
 from psgc.torch.session.replaceable import refuse_replaceable
 from psgc.torch.session.uncompiled import uncompiled
-from psgc.torch.tensors.broadcast import broadcast_parameters, broadcast_tensors
+from psgc.torch.tensors.broadcast import broadcast_parameters, broadcast_tensors, first_values
 from psgc.torch.tensors.declaring import spec_of
 
 
@@ -63,7 +63,7 @@ class DistributedDataParallel(torch.nn.Module):
         if not self._trains:
             raise UsageError("DistributedDataParallel: no parameter of the module requires a gradient; leave the wrapper out")
         exchange = self._exchange("model")
-        broadcast_parameters([*module.named_parameters(), *module.named_buffers()], 0, f"{self._prefix}.")
+        broadcast_parameters(first_values(module), 0, f"{self._prefix}.")
         self._average(exchange)
 
     @property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import itertools
 import weakref
 from collections.abc import Callable
 from typing import Any, Final, Protocol
@@ -9,7 +11,6 @@ from typing import Any, Final, Protocol
 import torch
 
 from psgc.errors import UsageError
-from psgc.torch.session import api
 from psgc.torch.session.uncompiled import uncompiled
 from psgc.worker.session import Session
 
@@ -31,36 +32,41 @@ class Counter(Protocol):
     def _psgc_session(self) -> Session:
         """In which it exchanges them."""
 
+    _psgc_since: int  # when it began to count, by ``_clock``
+    _psgc_last: int  # when its optimizer took its last step
+
     def _psgc_count_no_more(self) -> None: ...
 
 
 _counters: Final[weakref.WeakSet[Any]] = weakref.WeakSet()  # that count some optimizer's steps
+_clock: Final = itertools.count(1)  # of counters that are made, and of steps
+_WRAPPER: Final = torch.optim.Optimizer.profile_hook_step(
+    lambda self: None
+).__code__  # in which torch has a class's step() run, and calls hooks
 
 
 class Steps:
     """Calls ``then`` after each step of an optimizer, once: where its class's step() calls its parent's, torch calls the hooks of both."""
 
     def __init__(self, inner: torch.optim.Optimizer, then: Callable[[], None]) -> None:
-        self._then, self._within = then, 0  # how many step() are running, each within the last
-        self._hooks = inner.register_step_pre_hook(self._begun), inner.register_step_post_hook(self._ended)
+        self._then, self._hook = then, inner.register_step_post_hook(self._ended)
 
     def remove(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
+        self._hook.remove()
 
     @uncompiled
-    def _begun(self, optimizer: torch.optim.Optimizer, _arguments: Any, _keywords: Any) -> None:
-        hooked = sum(hasattr(vars(kind).get("step"), "hooked") for kind in type(optimizer).__mro__)
-        if self._within >= hooked:  # one that raised has begun, and not ended
-            self._within = 0
-        self._within += 1
+    def _ended(self, optimizer: torch.optim.Optimizer, _arguments: Any, _keywords: Any) -> None:
+        if _running(optimizer) <= 1:  # the outermost; of one that torch.compile runs, the stack does not tell
+            self._then()
 
-    @uncompiled
-    def _ended(self, _optimizer: torch.optim.Optimizer, _arguments: Any, _keywords: Any) -> None:
-        if self._within:
-            self._within -= 1
-            if not self._within:
-                self._then()
+
+def _running(optimizer: torch.optim.Optimizer) -> int:
+    """How many of its step() are running, each within the last. One that has raised is on the stack no more."""
+    frame, found = inspect.currentframe(), 0
+    while frame is not None:
+        found += frame.f_code is _WRAPPER and frame.f_locals.get("self") is optimizer
+        frame = frame.f_back
+    return found
 
 
 def counter_of(inner: torch.optim.Optimizer) -> Any:
@@ -68,37 +74,44 @@ def counter_of(inner: torch.optim.Optimizer) -> Any:
     return getattr(inner, "_psgc_counter", None)
 
 
-def refuse_another(inner: torch.optim.Optimizer, moves: frozenset[int], by: str) -> None:
-    """Raise UsageError where somebody counts the optimizer's steps, or another's of some of the same parameters, who has some to exchange. moves: as of
-    ``Counter``; by: who would, in messages."""
+def refuse_another(inner: torch.optim.Optimizer, by: str) -> None:
+    """Raise UsageError where somebody counts the optimizer's steps who has some to exchange. by: who would, in messages."""
     other = counter_of(inner)
     if other is not None and not other._psgc_settled:
         raise UsageError(
             f"{by}: {other._psgc_counts_as} counts this optimizer's steps, and has some to exchange; call its finish(), or leave its block, before another "
             f"takes its place"
         )
-    refuse_beside(None, moves, by)
-
-
-def refuse_beside(counter: Counter | None, moves: frozenset[int], by: str) -> None:
-    """Raise UsageError where somebody other than ``counter`` has steps to exchange of some of the parameters: both would move them."""
-    session = api.current_session() if api.is_initialized() else None
-    for other in _counters:
-        if other is not counter and other._psgc_session is session and not other._psgc_settled and not moves.isdisjoint(other._psgc_moves):
-            raise UsageError(
-                f"{by}: {other._psgc_counts_as} has steps of another optimizer to exchange, of some of the same parameters, which both would move; one alone "
-                f"exchanges a model: give it the optimizer whose steps count, and let the other step before it"
-            )
 
 
 def count(inner: torch.optim.Optimizer, counter: Counter) -> None:
     """In place of another, which is settled. Raises as ``refuse_another``."""
-    refuse_another(inner, counter._psgc_moves, type(counter).__name__)
+    refuse_another(inner, type(counter).__name__)
     other = counter_of(inner)
     if other is not None:
         other._psgc_count_no_more()
     inner._psgc_counter = counter  # type: ignore[attr-defined]
+    counter._psgc_since = counter._psgc_last = next(_clock)
     _counters.add(counter)
+
+
+def counted(counter: Counter) -> None:
+    """A step of its optimizer has been taken. Raises UsageError where another optimizer's, too, since ``counter`` is there, and some of the same parameters
+    wait to be exchanged after them: both would move these. One that was given up, and steps no more, is in nobody's way."""
+    counter._psgc_last = next(_clock)
+    for other in _counters:
+        if (
+            other._psgc_last > counter._psgc_since
+            and other is not counter
+            and other._psgc_session is counter._psgc_session
+            and not other._psgc_settled
+            and not counter._psgc_moves.isdisjoint(other._psgc_moves)
+        ):
+            raise UsageError(
+                f"{type(counter).__name__}: {other._psgc_counts_as} has steps of another optimizer to exchange, of some of the same parameters, which "
+                f"both would move; call its finish(), or leave its block, before. Where both optimizers train, one alone exchanges the model: give it the "
+                f"one whose steps count, and let the other step before it"
+            )
 
 
 def forget(inner: torch.optim.Optimizer, counter: Counter) -> None:

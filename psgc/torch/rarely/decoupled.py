@@ -24,7 +24,7 @@ from psgc.codecs.scheme import slices
 from psgc.errors import CodecError, NonFiniteError, PsgcError, RemoteProtocolError, UsageError
 from psgc.processes.addresses import SCHEME, split
 from psgc.server.syncer.values import pair_of
-from psgc.torch.rarely.counting import Steps, count, forget, refuse_another
+from psgc.torch.rarely.counting import Steps, count, counted, forget, refuse_another
 from psgc.torch.rarely.fragment import Frozen, parts_of
 from psgc.torch.rarely.schedule import Schedule
 from psgc.torch.session import api
@@ -67,6 +67,9 @@ class Decoupled:
     Raises UsageError for numbers and names that do not fit, CodecError, and JobFailed where the syncer cannot be reached or refuses this learner.
     """
 
+    _psgc_since: int  # of ``count``
+    _psgc_last: int
+
     def __init__(
         self, model: torch.nn.Module, inner: torch.optim.Optimizer, *, every: int, at: str | None = None, name: str | None = None,
         fragments: int | Sequence[torch.nn.Module] = 1, delay: int | None = None, codec: Any = None,
@@ -84,7 +87,7 @@ class Decoupled:
                 f"Decoupled: a learner is one process, and this job has {session.size}; start learners one by one, each with a name of its own"
             )
         self._psgc_session, self._psgc_moves = session, frozenset(id(parameter) for part in parts for parameter in part.values())
-        refuse_another(inner, self._psgc_moves, "Decoupled")
+        refuse_another(inner, "Decoupled")
         config = session.config
         at, name = at or config.syncer, name or config.learner
         if not name or not is_name(name):
@@ -189,6 +192,7 @@ class Decoupled:
     def _stepped(self) -> None:
         """The inner optimizer has taken a step."""
         self._open()  # a step in the block, after finish()
+        counted(self)
         self.steps += 1
         self._told.stepped(settled=False)
         taken, leaving = self._schedule.taken(self.steps), self._schedule.leaving(self.steps)

@@ -10,7 +10,7 @@ the outer step on servers. What travels may be compressed by any codec that grad
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Literal
 
@@ -23,7 +23,7 @@ from psgc.torch.gradients.front_end import FrontEnd
 from psgc.torch.optimizers.demo import refuse_exchanging
 from psgc.torch.plans.choice import Choice, Given, chosen
 from psgc.torch.rarely.averaged import Averaged
-from psgc.torch.rarely.counting import Steps, count, forget, refuse_another, refuse_beside
+from psgc.torch.rarely.counting import Steps, count, counted, forget, refuse_another
 from psgc.torch.rarely.fragment import Fragment, Frozen, Outer, on_host, parts_of, together
 from psgc.torch.rarely.held_fragment import HeldFragment
 from psgc.torch.rarely.rendezvous import Rendezvous
@@ -34,7 +34,7 @@ from psgc.torch.session.replaceable import refuse_replaceable
 from psgc.torch.session.run_report import report_of
 from psgc.torch.session.uncompiled import uncompiled
 from psgc.torch.state import saved
-from psgc.torch.tensors.broadcast import broadcast_parameters
+from psgc.torch.tensors.broadcast import broadcast_parameters, first_values
 from psgc.torch.tensors.declaring import plain_name
 from psgc.torch.tensors.held import held_dtype, one_way
 from psgc.torch.tensors.sent import FilledBucket
@@ -72,6 +72,9 @@ class DiLoCo:
     Raises UsageError for numbers that do not fit, CodecError.
     """
 
+    _psgc_since: int  # of ``count``
+    _psgc_last: int
+
     def __init__(
         self, model: torch.nn.Module, inner: torch.optim.Optimizer, *, every: int, outer: str | Outer = "nesterov:lr=0.7,momentum=0.9",
         fragments: int | Sequence[torch.nn.Module] = 1, delay: int = 0, mix: float = 0.0, codec: Given = None,
@@ -80,7 +83,7 @@ class DiLoCo:
         parts, self._frozen = parts_of(model, fragments, "DiLoCo"), Frozen(model, inner, "DiLoCo")
         self._trained = [parameter for part in parts for parameter in part.values()]
         self._psgc_moves = frozenset(map(id, self._trained))
-        refuse_another(inner, self._psgc_moves, "DiLoCo")
+        refuse_another(inner, "DiLoCo")
         refuse_exchanging(inner, "DiLoCo")
         for name, parameter in (each for part in parts for each in part.items()):
             held_dtype(parameter, name, "DiLoCo")
@@ -118,7 +121,7 @@ class DiLoCo:
             together([agree, *(each.declare for each in own)])
             self._fragments, self._front = own, _Front(own)
         self.inner, self.steps, self._sharded = inner, 0, sharding_modules(model)
-        self._buffers = partial(_buffers, model, _first(model).keys())
+        self._buffers = partial(_buffers, model)
         self._own_numbers = rule is not None  # of the outer optimizer, whatever a state says
         self._rendezvous = Rendezvous(session, name, len(parts))
         self._entered: dict[int, int] = {}  # by fragment that is under way, where its ranks meet
@@ -289,7 +292,7 @@ class DiLoCo:
     @uncompiled
     def _stepped(self) -> None:
         """The inner optimizer has taken a step; or a GradScaler has skipped it, on this rank and perhaps no other: it counts all the same."""
-        refuse_beside(self, self._psgc_moves, "DiLoCo")
+        counted(self)
         self.steps += 1
         taken, leaving = self._schedule.taken(self.steps), self._schedule.leaving(self.steps)
         if taken is not None or leaving is not None:
@@ -368,14 +371,15 @@ def _on_workers(
 def _first(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Parameters and buffers, of which rank 0's are everyone's, also buffers that are not saved: of sharded ones, pieces. What modules say of themselves
     besides (``get_extra_state``) is each rank's own."""
-    named = {plain_name(key): local(value) for key, value in (*model.named_parameters(), *model.named_buffers())}
+    named = {plain_name(key): local(value) for key, value in first_values(model).items()}
     return {key: value for key, value in named.items() if value.numel()}
 
 
-def _buffers(model: torch.nn.Module, first: Collection[str]) -> dict[str, torch.Tensor]:
-    """Those of which rank 0's were everyone's, and which are each rank's own since. first: names, as of ``_first``."""
+def _buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Those that the model saves. Rank 0's were everyone's, and they are each rank's own since. The others it makes anew."""
+    saved_ones = {plain_name(name) for name in model.state_dict()}
     named = ((plain_name(name), buffer) for name, buffer in model.named_buffers())
-    return {name: local(buffer).detach() for name, buffer in named if name in first}
+    return {name: local(buffer).detach() for name, buffer in named if name in saved_ones and buffer.numel()}
 
 
 def _rule(outer: str | Outer) -> UpdateRule | None:

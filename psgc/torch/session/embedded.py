@@ -76,6 +76,7 @@ class Embedded:
         Raises ConfigError, PsgcError, and JobFailed where rank 0 does not answer."""
         config = self._config
         config.require_replicable()
+        config.require_replaceable()
         if config.backup_workers and config.world_size:
             check_count(config.backup_workers, config.world_size)
         if config.nodes > 1:

@@ -153,8 +153,25 @@ def broadcast_from_root(model: torch.nn.Module, optimizer: torch.optim.Optimizer
     """Give every rank rank 0's parameters, buffers and optimizer state, before the first step. Once in a job. Buffers that are not saved, too, which
     ``state_dict()`` leaves out; what modules save besides tensors is each rank's own."""
     session = _checked_root(0)
-    broadcast_tensors([*model.named_parameters(), *model.named_buffers()], 0, prefix)
+    broadcast_tensors(list(first_values(model).items()), 0, prefix)
     _broadcast_optimizer(session, optimizer, 0, prefix, False)
+
+
+def first_values(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and buffers of which rank 0's are to be everyone's, by name. Of buffers that the module does not save (masks, tables), those that can
+    travel: the others are as each rank has made them."""
+    saved = module.state_dict().keys()
+    buffers = {name: buffer for name, buffer in module.named_buffers() if name in saved or _can_be_written(buffer)}
+    return {**dict(module.named_parameters()), **buffers}
+
+
+def _can_be_written(buffer: torch.Tensor) -> bool:
+    """Whether a broadcast can: one that psgc carries, no element of which lies where another does."""
+    try:
+        dtype_name(buffer, "")
+    except UsageError:
+        return False
+    return all(stride or size < 2 for stride, size in zip(buffer.stride(), buffer.shape, strict=True))
 
 
 @uncompiled
